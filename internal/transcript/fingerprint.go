@@ -1,0 +1,202 @@
+package transcript
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash"
+	"hash/maphash"
+	"regexp"
+	"sync"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Hash is a SHA-256 cut to 16 bytes. Tool results are third-party text, so the
+// hash must not be forgeable: a hostile result must not take another's place.
+type Hash [16]byte
+
+func (h Hash) String() string { return hex.EncodeToString(h[:]) }
+
+// FingerprintVersion changes when the fingerprint of any message changes, so
+// that chains of another version never match.
+const FingerprintVersion = 1
+
+// Fingerprint identifies what a message says. It covers role, text, calls
+// (name and arguments) and other content parts. It leaves out what clients
+// change when they send a message again: ids, cache_control, reasoning, unknown
+// members, empty against missing content, a string against one text part, the
+// spacing and escapes of argument JSON, and in user messages [clocks].
+func Fingerprint(m *Message) Hash {
+	h := sha256.New()
+	h.Write([]byte{byte(m.Role)})
+	for _, p := range m.Parts {
+		switch p.Kind {
+		case TextPart:
+			text := m.unquote(p.text)
+			if m.Role == User {
+				text = withoutClocks(text)
+			}
+			if len(text) > 0 {
+				writeField(h, 't', text)
+			}
+		default:
+			writeField(h, 'p', withoutCacheControl(m.raw[p.raw.start:p.raw.end]))
+		}
+	}
+	for _, c := range m.Calls {
+		writeField(h, 'c', []byte(c.Name))
+		writeField(h, 'a', compactJSON(c.Arguments))
+	}
+	return sum(h)
+}
+
+// writeField writes a tagged, length-prefixed field, so that two different
+// sequences of fields never give the same bytes.
+func writeField(h hash.Hash, tag byte, b []byte) {
+	var head [9]byte
+	head[0] = tag
+	binary.LittleEndian.PutUint64(head[1:], uint64(len(b)))
+	h.Write(head[:])
+	h.Write(b)
+}
+
+func sum(h hash.Hash) (out Hash) {
+	var buf [sha256.Size]byte
+	copy(out[:], h.Sum(buf[:0]))
+	return out
+}
+
+// clocks are the blocks that hold a date or a time of day and nothing else,
+// so that leaving them out can never hide an instruction. qwen-code 0.24 moves
+// its dated reminder to the newest user message on every turn; goose rewrote
+// the time of its turn context in place (June to July 2026).
+var clocks = []*regexp.Regexp{
+	regexp.MustCompile(`<system-reminder>\nThe current date is: [A-Z][a-z]+, [A-Z][a-z]+ [0-9]{1,2}, [0-9]{4}\.(?: Note: This is the authoritative current date \x{2014} it may differ from the "Today's date" mentioned earlier in the conversation startup context\.)?\n</system-reminder>`),
+	regexp.MustCompile(`<current-time>[0-9][0-9 :+-]{5,40}</current-time>`),
+	regexp.MustCompile(`(?m)^It is currently [0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}$`),
+}
+
+func withoutClocks(text []byte) []byte {
+	for _, re := range clocks {
+		text = re.ReplaceAll(text, nil)
+	}
+	return text
+}
+
+// compactJSON normalises spacing and string escapes and keeps the order of
+// keys and the spelling of numbers: chat clients write arguments anew without
+// spaces and with "\u00e9" as a letter, but keep the order. Text that is not
+// JSON is returned as it is.
+func compactJSON(b []byte) []byte {
+	v := jsontext.Value(append([]byte(nil), b...))
+	err := v.Format(
+		jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true),
+		jsontext.PreserveRawStrings(false), jsontext.CanonicalizeRawInts(false),
+		jsontext.CanonicalizeRawFloats(false), jsontext.SpaceAfterColon(false), jsontext.SpaceAfterComma(false),
+	)
+	if err != nil {
+		return b
+	}
+	return v
+}
+
+// withoutCacheControl drops the top-level cache_control member of a content
+// part: claude-style clients move that marker on each request.
+func withoutCacheControl(part []byte) []byte {
+	compact := compactJSON(part)
+	if len(compact) == 0 || compact[0] != '{' {
+		return compact
+	}
+	w := newWalker(compact)
+	out := []byte{'{'}
+	err := w.members(func(key string, _ jsontext.Kind) error {
+		s, err := w.value()
+		if err == nil && key != "cache_control" {
+			out = append(append(append(out, quote(key)...), ':'), w.bytes(s)...)
+			out = append(out, ',')
+		}
+		return err
+	})
+	if err != nil {
+		return compact
+	}
+	return out
+}
+
+// Chain returns chain(0) to chain(len(messages)): element i stands for the
+// first i messages, and for seed, which stands for everything that keeps two
+// conversations with the same messages apart.
+func (f *Fingerprinter) Chain(seed []byte, messages []Message) []Hash {
+	chain := make([]Hash, len(messages)+1)
+	h := sha256.New()
+	h.Write([]byte{FingerprintVersion})
+	writeField(h, 's', seed)
+	chain[0] = sum(h)
+	for i := range messages {
+		fp := f.Fingerprint(&messages[i])
+		h.Reset()
+		h.Write(chain[i][:])
+		h.Write(fp[:])
+		chain[i+1] = sum(h)
+	}
+	return chain
+}
+
+// Fingerprinter remembers fingerprints by a message's raw bytes: an agent
+// sends its whole history again on each turn, and hashing those bytes with
+// maphash costs a tenth of decoding and SHA-256. It is safe for concurrent
+// use; the zero value is not usable, see [NewFingerprinter].
+type Fingerprinter struct {
+	seeds [2]maphash.Seed
+	limit int
+
+	mu       sync.Mutex
+	old, new map[memoKey]Hash // two generations: the old one is dropped whole
+}
+
+// memoKey is 128 bits of two independently seeded hashes and the length. The
+// seeds never leave the process, so nobody can search for a collision.
+type memoKey struct {
+	a, b uint64
+	n    int
+}
+
+// NewFingerprinter remembers at least limit and at most twice as many
+// messages, about 64 bytes each.
+func NewFingerprinter(limit int) *Fingerprinter {
+	return &Fingerprinter{
+		seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		limit: max(limit, 1),
+		old:   map[memoKey]Hash{},
+		new:   map[memoKey]Hash{},
+	}
+}
+
+// Fingerprint is the memoised [Fingerprint].
+func (f *Fingerprinter) Fingerprint(m *Message) Hash {
+	key := memoKey{maphash.Bytes(f.seeds[0], m.raw), maphash.Bytes(f.seeds[1], m.raw), len(m.raw)}
+	f.mu.Lock()
+	fp, ok := f.new[key]
+	if !ok {
+		if fp, ok = f.old[key]; ok {
+			f.put(key, fp)
+		}
+	}
+	f.mu.Unlock()
+	if ok {
+		return fp
+	}
+	fp = Fingerprint(m)
+	f.mu.Lock()
+	f.put(key, fp)
+	f.mu.Unlock()
+	return fp
+}
+
+func (f *Fingerprinter) put(key memoKey, fp Hash) {
+	if len(f.new) >= f.limit {
+		f.old, f.new = f.new, make(map[memoKey]Hash, f.limit)
+	}
+	f.new[key] = fp
+}
