@@ -1,0 +1,326 @@
+// Package pairing tells whether a message list is legal, and repairs it.
+//
+// # Rules
+//
+// Every tool message answers a call of the nearest assistant message before
+// it, with only tool messages between. Every call is answered before anything
+// else follows, and no call twice. Calls and results are matched inside their
+// batch: by id, and by position where ids are missing or repeated. Ids are
+// never looked up in the whole history, because real clients use an id again
+// in a later turn, even for another tool. Results out of call order are legal.
+// The arguments of a call are JSON: llama-server answers 500 to every later
+// request once a call that max_tokens cut off is in the history.
+//
+// # What it must not know
+//
+// Servers, tokens, policies. It is pure, and it judges our own rewrites with
+// the same code as the clients' lists.
+package pairing
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// Kind names what is wrong.
+type Kind string
+
+// The kinds of violation.
+const (
+	// OrphanResult is a tool message that answers no call of its batch.
+	OrphanResult Kind = "orphan_result"
+	// DuplicateResult answers a call that has its result already.
+	DuplicateResult Kind = "duplicate_result"
+	// UnansweredCall has no result although its batch is over.
+	UnansweredCall Kind = "unanswered_call"
+	// Interleaved is another message between a call and its result.
+	Interleaved Kind = "interleaved_message"
+	// BadArguments are call arguments that are not JSON.
+	BadArguments Kind = "bad_arguments"
+)
+
+// Kinds lists every kind, for counters that exist from the start.
+var Kinds = []Kind{OrphanResult, DuplicateResult, UnansweredCall, Interleaved, BadArguments}
+
+// Violation is one breach of the rules.
+type Violation struct {
+	Kind    Kind
+	Message int    // index in the list that was checked
+	CallID  string // the id concerned, "" if it has none
+}
+
+func (v Violation) String() string {
+	return fmt.Sprintf("%s at messages[%d] (call id %q)", v.Kind, v.Message, v.CallID)
+}
+
+// Check returns every violation in order of the list, nil if it is legal.
+func Check(list []transcript.Message) []Violation {
+	var found []Violation
+	for _, b := range batches(list) {
+		found = append(found, b.check(list)...)
+	}
+	return found
+}
+
+// batch is an assistant message with everything up to the next one. The
+// messages before the first assistant message are a batch without calls.
+type batch struct {
+	start, end int
+	calls      []transcript.Call
+	result     []int       // for each call the index of its result, -1 if none
+	answers    map[int]int // for each tool message the call it answers
+	duplicate  map[int]bool
+}
+
+func batches(list []transcript.Message) []batch {
+	var all []batch
+	for i := 0; i < len(list); {
+		end := i + 1
+		for end < len(list) && list[end].Role != transcript.Assistant {
+			end++
+		}
+		all = append(all, match(list, i, end))
+		i = end
+	}
+	return all
+}
+
+// match assigns results to calls: equal ids first, each in order of
+// appearance, then what has no usable id by position.
+func match(list []transcript.Message, start, end int) batch {
+	b := batch{start: start, end: end}
+	if list[start].Role == transcript.Assistant {
+		b.calls = list[start].Calls
+	}
+	b.result = make([]int, len(b.calls))
+	for i := range b.result {
+		b.result[i] = -1
+	}
+	var byPosition []int
+	for i := start; i < end; i++ {
+		if list[i].Role != transcript.Tool {
+			continue
+		}
+		id := list[i].Answers
+		call, sameID := -1, false
+		for c := range b.calls {
+			if id == "" || b.calls[c].ID != id {
+				continue
+			}
+			sameID = true
+			if b.result[c] < 0 {
+				call = c
+				break
+			}
+		}
+		switch {
+		case call >= 0:
+			b.assign(i, call)
+		case sameID:
+			if b.duplicate == nil {
+				b.duplicate = map[int]bool{}
+			}
+			b.duplicate[i] = true
+		default:
+			byPosition = append(byPosition, i)
+		}
+	}
+	for _, i := range byPosition {
+		for c := range b.calls {
+			if b.result[c] < 0 && (list[i].Answers == "" || b.calls[c].ID == "") {
+				b.assign(i, c)
+				break
+			}
+		}
+	}
+	return b
+}
+
+func (b *batch) assign(message, call int) {
+	if b.answers == nil {
+		b.answers = map[int]int{}
+	}
+	b.answers[message] = call
+	b.result[call] = message
+}
+
+func (b *batch) check(list []transcript.Message) []Violation {
+	var found []Violation
+	for _, c := range b.calls {
+		if !legalArguments(c) {
+			found = append(found, Violation{BadArguments, b.start, c.ID})
+		}
+	}
+	for c, result := range b.result {
+		if result < 0 {
+			found = append(found, Violation{UnansweredCall, b.start, b.calls[c].ID})
+		}
+	}
+	between := false
+	for i := b.start; i < b.end; i++ {
+		if list[i].Role != transcript.Tool {
+			between = between || i > b.start
+			continue
+		}
+		_, matched := b.answers[i]
+		switch {
+		case b.duplicate[i]:
+			found = append(found, Violation{DuplicateResult, i, list[i].Answers})
+		case !matched:
+			found = append(found, Violation{OrphanResult, i, list[i].Answers})
+		case between:
+			found = append(found, Violation{Interleaved, i, list[i].Answers})
+		}
+	}
+	return found
+}
+
+// Ref names a call: the index of its assistant message, and of the call in it.
+type Ref struct{ Message, Call int }
+
+// Answered returns for each tool message of a list the call that it answers,
+// by the rules that [Check] applies. Tool messages without a call are absent.
+func Answered(list []transcript.Message) map[int]Ref {
+	refs := map[int]Ref{}
+	for _, b := range batches(list) {
+		for message, call := range b.answers {
+			refs[message] = Ref{b.start, call}
+		}
+	}
+	return refs
+}
+
+// legalArguments accepts JSON text. A call without any arguments is left to
+// the server, which has its own words for it.
+func legalArguments(c transcript.Call) bool {
+	if c.Arguments == nil {
+		return true
+	}
+	return jsontext.Value(c.Arguments).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+}
+
+// Repaired is a legal list made of another one.
+type Repaired struct {
+	Messages []transcript.Message
+	// From maps each message to its index in the old list, or -1 for a message
+	// that the repair added.
+	From []int
+	// End maps each message to the number of messages of the old list that it
+	// and everything before it stand for, or -1 where that is no whole number:
+	// in the middle of a batch whose messages were moved or added.
+	End []int
+	// Violations is what was wrong with the old list; nil means that Messages
+	// is the old list itself.
+	Violations []Violation
+}
+
+// Texts that the model reads; they say what happened and never that a proxy
+// exists.
+const (
+	orphanLabel    = "[A tool result without its call; the call is not part of this conversation any more. The result was:]"
+	noResultText   = "[No result was recorded for this call.]"
+	argumentsField = "unparsed_arguments"
+)
+
+// Repair returns a legal list that says the same: an orphan result becomes
+// labelled text in a user message, a call without result gets one that says
+// so, what stood between results moves behind them, a second result for a call
+// goes, and arguments that are not JSON become an object that holds them as
+// text. A legal list comes back as it is. The result for a list is a prefix of
+// the result for a longer one wherever the first list's batches are complete.
+func Repair(list []transcript.Message) Repaired {
+	var r Repaired
+	for _, b := range batches(list) {
+		found := b.check(list)
+		r.Violations = append(r.Violations, found...)
+		if len(found) == 0 {
+			for i := b.start; i < b.end; i++ {
+				r.add(list[i], i, i+1)
+			}
+			continue
+		}
+		b.repair(list, &r)
+	}
+	if r.Violations == nil {
+		r.Messages = list
+	}
+	return r
+}
+
+func (r *Repaired) add(m transcript.Message, from, end int) {
+	r.Messages = append(r.Messages, m)
+	r.From = append(r.From, from)
+	r.End = append(r.End, end)
+}
+
+func (b *batch) repair(list []transcript.Message, r *Repaired) {
+	if list[b.start].Role == transcript.Assistant {
+		r.add(withLegalArguments(list[b.start]), b.start, -1)
+	}
+	for i := b.start; i < b.end; i++ {
+		if _, ok := b.answers[i]; ok {
+			r.add(list[i], i, -1)
+		}
+	}
+	for c, result := range b.result {
+		if result < 0 {
+			r.add(transcript.NewResult(b.calls[c].ID, noResultText), -1, -1)
+		}
+	}
+	// What is left keeps its order. Text of orphans joins a neighbouring user
+	// message: two user messages in a row are refused by strict templates.
+	var pending string
+	flush := func() {
+		if pending != "" {
+			r.add(transcript.NewUser(pending), -1, -1)
+			pending = ""
+		}
+	}
+	for i := b.start; i < b.end; i++ {
+		m := list[i]
+		_, answers := b.answers[i]
+		switch last := len(r.Messages) - 1; {
+		case m.Role == transcript.Assistant || answers || b.duplicate[i]:
+			// stands above already, or repeats what does
+		case m.Role != transcript.Tool && m.Role != transcript.User:
+			flush()
+			r.add(m, i, -1)
+		case m.Role == transcript.User && pending != "":
+			r.add(m.WithPrepended(pending), i, -1)
+			pending = ""
+		case m.Role == transcript.User:
+			r.add(m, i, -1)
+		case pending == "" && last >= 0 && r.Messages[last].Role == transcript.User:
+			r.Messages[last] = r.Messages[last].WithAppended(orphanText(m))
+		case pending == "":
+			pending = orphanText(m)
+		default:
+			pending += "\n\n" + orphanText(m)
+		}
+	}
+	flush()
+	r.End[len(r.End)-1] = b.end
+}
+
+func orphanText(m transcript.Message) string { return orphanLabel + "\n" + m.Text() }
+
+func withLegalArguments(m transcript.Message) transcript.Message {
+	for i, c := range m.Calls {
+		if legalArguments(c) {
+			continue
+		}
+		text := []byte(`{}`)
+		if len(bytes.TrimSpace(c.Arguments)) > 0 {
+			q, err := jsontext.AppendQuote([]byte(`{"`+argumentsField+`":`), bytes.ToValidUTF8(c.Arguments, []byte("\uFFFD")))
+			if err == nil {
+				text = append(q, '}')
+			}
+		}
+		m = m.WithArguments(i, text)
+	}
+	return m
+}
