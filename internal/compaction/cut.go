@@ -1,0 +1,82 @@
+package compaction
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// headTail keeps the first head and the last tail characters of a text, with
+// a line between them that says how much is missing. It returns the text
+// itself where that would not be shorter. Characters are never split.
+func headTail(text string, head, tail int) string {
+	start := byteOffset(text, head)
+	end := len(text)
+	for range tail {
+		if end <= start {
+			return text
+		}
+		_, n := utf8.DecodeLastRuneInString(text[:end])
+		end -= n
+	}
+	return cutBetween(text, start, end)
+}
+
+// headLine keeps the first head characters and the last line, of which at most
+// line characters: agents put the path of a spilled output there.
+func headLine(text string, head, line int) string {
+	trimmed := strings.TrimRight(text, "\n\r ")
+	start := byteOffset(text, head)
+	end := strings.LastIndexByte(trimmed, '\n') + 1
+	for n := utf8.RuneCountInString(trimmed[end:]); n > line; n-- {
+		_, size := utf8.DecodeRuneInString(trimmed[end:])
+		end += size
+	}
+	if end <= start {
+		return text
+	}
+	return cutBetween(text, start, end)
+}
+
+func cutBetween(text string, start, end int) string {
+	if start >= end {
+		return text
+	}
+	short := fmt.Sprintf("%s\n[%d characters were removed here to save context]\n%s",
+		text[:start], utf8.RuneCountInString(text[start:end]), text[end:])
+	if len(short) >= len(text) {
+		return text
+	}
+	return short
+}
+
+// byteOffset is the offset after n characters.
+func byteOffset(text string, n int) int {
+	at := 0
+	for range n {
+		if at >= len(text) {
+			break
+		}
+		_, size := utf8.DecodeRuneInString(text[at:])
+		at += size
+	}
+	return at
+}
+
+// firstLine returns a text's first line, at most n characters.
+func firstLine(text string, n int) string {
+	text = strings.TrimSpace(text)
+	if i := strings.IndexByte(text, '\n'); i >= 0 {
+		text = text[:i]
+	}
+	return ellipsis(text, n)
+}
+
+// ellipsis cuts a text to n characters.
+func ellipsis(text string, n int) string {
+	at := byteOffset(text, n)
+	if at == len(text) {
+		return text
+	}
+	return text[:at] + "…"
+}

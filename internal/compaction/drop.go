@@ -1,0 +1,112 @@
+package compaction
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// drop removes the oldest turns, as few as bring the list to the target weight,
+// and puts facts about them behind the task. originals are the client's
+// messages behind the leading system messages. The kept part begins at an
+// assistant message and is at least the newest turn. Where nothing can go, the
+// entries come back as they are.
+func (s Settings) drop(entries []Entry, originals []transcript.Message, sc Scale, target int) []Entry {
+	best := entries
+	for _, t := range turns(entries) {
+		if t.Start == 0 || t.Role != transcript.Assistant || entries[t.Start-1].End < 0 {
+			continue
+		}
+		out := s.dropBefore(entries, t.Start, originals, sc)
+		if weightOf(out) >= weightOf(best) {
+			continue
+		}
+		best = out
+		if weightOf(out) <= target {
+			return best
+		}
+	}
+	// No assistant turn is left to begin at: only the newest instruction stays.
+	if n := len(entries); n > 1 && entries[n-1].Role == transcript.User && entries[n-1].End >= 0 {
+		if out := s.dropBefore(entries, n, originals, sc); weightOf(out) < weightOf(best) {
+			best = out
+		}
+	}
+	return best
+}
+
+// dropBefore keeps the task, with facts behind it, and the entries from at on.
+func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Message, sc Scale) []Entry {
+	end := entries[at-1].End
+	dropped := originals[:end]
+
+	head := Entry{Message: transcript.NewUser("")}
+	for i := range entries[:at] {
+		if entries[i].Role == transcript.User {
+			head = entries[i]
+			break
+		}
+	}
+	task := head.Message
+	if head.Task != nil {
+		task = *head.Task
+	}
+
+	limit := int(float64(sc.windowOrPrompt()) / 16 / sc.Rate())
+	var blocks []string
+	kept := newestInstruction(entries)
+	pinned := ""
+	if kept < at { // the newest instruction goes: say it once, verbatim
+		if texts := s.said(dropped); len(texts) > 0 {
+			pinned = texts[0]
+		}
+	}
+	if facts := s.facts(withoutNewest(dropped, pinned), limit); facts != "" {
+		blocks = append(blocks, facts)
+	}
+	if pinned != "" {
+		blocks = append(blocks, instructionHeader+"\n"+headTail(pinned, 4*limit, 4*limit))
+	}
+	if state := s.state(entries, at, limit); state != "" {
+		blocks = append(blocks, stateHeader+"\n"+state)
+	}
+	if len(blocks) == 0 {
+		blocks = append(blocks, factsHeader) // say at least that something went
+	}
+	message := task.WithAppended(strings.Join(blocks, "\n\n"))
+	out := make([]Entry, 0, len(entries)-at+1)
+	out = append(out, Entry{Message: message, End: end, Edit: Rebuilt, Task: &task})
+	return append(out, entries[at:]...)
+}
+
+// withoutNewest leaves out the user message that is pinned, so that it does not
+// stand among the facts as well.
+func withoutNewest(list []transcript.Message, pinned string) []transcript.Message {
+	if pinned == "" {
+		return list
+	}
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].Role == transcript.User && strings.TrimSpace(list[i].Text()) == pinned {
+			return append(append([]transcript.Message(nil), list[:i]...), list[i+1:]...)
+		}
+	}
+	return list
+}
+
+// state is the agent's plan where its newest call is dropped.
+func (s Settings) state(entries []Entry, at, limit int) string {
+	ref := s.newestStateCall(entries)
+	if ref.entry < 0 || ref.entry >= at {
+		return ""
+	}
+	call := entries[ref.entry].Calls[ref.call]
+	text, ok := s.Tools.State(call.Name, call.Arguments)
+	if !ok {
+		return ""
+	}
+	if utf8.RuneCountInString(text) > limit {
+		text = headTail(text, limit/2, limit/2)
+	}
+	return "## " + call.Name + "\n" + text
+}

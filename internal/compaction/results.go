@@ -1,0 +1,47 @@
+package compaction
+
+import (
+	"github.com/compactproxy/compactproxy/internal/agents"
+	"github.com/compactproxy/compactproxy/internal/pairing"
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// result is a tool result as the passes see it.
+type result struct {
+	at      int // index of its entry
+	call    transcript.Call
+	target  agents.Target
+	text    string
+	outcome agents.Outcome // a refusal by a person, a hook or a policy is never touched
+}
+
+// results lists the results that no compaction has touched yet, oldest first.
+func (s Settings) results(entries []Entry) []result {
+	answered := pairing.Answered(Messages(entries))
+	var all []result
+	for i := range entries {
+		ref, ok := answered[i]
+		if !ok || entries[i].Edit != Untouched {
+			continue
+		}
+		call := entries[ref.Message].Calls[ref.Call]
+		text := entries[i].Text()
+		all = append(all, result{
+			at: i, call: call, text: text,
+			target:  s.Tools.Target(call.Name, call.Arguments),
+			outcome: s.Tools.Outcome(call.Name, text),
+		})
+	}
+	return all
+}
+
+// replace puts a shorter text in a result's place, and does nothing where it
+// would not be shorter.
+func replace(entries []Entry, at int, text string, edit Edit) bool {
+	m := entries[at].WithText(text)
+	if m.TextBytes() >= entries[at].TextBytes() {
+		return false
+	}
+	entries[at] = entries[at].with(m, edit)
+	return true
+}

@@ -1,0 +1,114 @@
+package compaction
+
+import (
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// messageWeight stands for what a template writes around a message (role,
+// delimiters, call markup), in bytes of text: about five tokens.
+const messageWeight = 16
+
+// Weight is the size of a list in bytes of text that the model reads. It is
+// proportional to tokens, not equal to them: the rate comes from what the
+// server counts.
+func Weight(list []transcript.Message) int {
+	n := 0
+	for i := range list {
+		n += weight(&list[i])
+	}
+	return n
+}
+
+func weight(m *transcript.Message) int {
+	return m.ContentBytes() + messageWeight*(1+len(m.Calls)) + 2*denseBytes(m.Raw())
+}
+
+func weightOf(entries []Entry) int {
+	n := 0
+	for i := range entries {
+		n += weight(&entries[i].Message)
+	}
+	return n
+}
+
+// denseBytes counts the bytes of long runs without any space or punctuation,
+// such as base64 inside a text: a tokenizer finds nothing to merge there, and
+// they cost near one token a byte where text costs a third (a reported
+// session: 319,000 estimated, 1,029,893 real).
+func denseBytes(b []byte) int {
+	const long = 256 // no word, path or hash is longer
+	total, run := 0, 0
+	for _, c := range b {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' {
+			run++
+			continue
+		}
+		if run >= long {
+			total += run
+		}
+		run = 0
+	}
+	return total
+}
+
+// Scale converts weight to tokens at the rate that was measured on the list
+// that was refused.
+type Scale struct {
+	// Prompt is what the server counted for the list (or what is estimated),
+	// in tokens.
+	Prompt int
+	// Window is the slot's window in tokens, 0 if unknown.
+	Window int
+	// Overhead is the weight of system messages and tools.
+	Overhead int
+	// List is the weight of the list that Prompt was counted for.
+	List int
+}
+
+// DefaultRate is tokens per byte where nothing was measured: about 3 bytes a
+// token on code and English, the tiny test model's rate and the cautious end
+// of real tokenizers.
+const DefaultRate = 1.0 / 3
+
+// Rate is tokens per byte of weight.
+func (s Scale) Rate() float64 {
+	if s.Prompt <= 0 || s.Overhead+s.List <= 0 {
+		return DefaultRate
+	}
+	return float64(s.Prompt) / float64(s.Overhead+s.List)
+}
+
+// Tokens converts the weight of a list to the tokens of its whole prompt.
+func (s Scale) Tokens(list int) int { return int(s.Rate() * float64(s.Overhead+list)) }
+
+// weightFor is the list weight that gives a prompt of that many tokens.
+func (s Scale) weightFor(tokens int) int { return int(float64(tokens)/s.Rate()) - s.Overhead }
+
+// OverheadTokens is what no compaction can shrink.
+func (s Scale) OverheadTokens() int { return int(s.Rate() * float64(s.Overhead)) }
+
+// windowOrPrompt is the window, or the refused prompt's size where the window
+// is unknown: it was larger than the window, and of its order.
+func (s Scale) windowOrPrompt() int {
+	if s.Window > 0 {
+		return s.Window
+	}
+	return s.Tokens(s.List)
+}
+
+// Target is how many tokens the whole prompt should have after a recovery:
+// half of the room between overhead and window, or the next turn overflows
+// again; a third less than now where there is no window, or where our count
+// says that the prompt fits and the server says that it does not. ok is false
+// if the overhead alone fills the window.
+func (s Scale) Target() (tokens int, ok bool) {
+	now := s.Tokens(s.List)
+	if s.Window <= 0 || now < s.Window {
+		return now * 2 / 3, true
+	}
+	overhead := s.OverheadTokens()
+	if overhead >= s.Window {
+		return 0, false
+	}
+	return overhead + (s.Window-overhead)/2, true
+}
