@@ -1,0 +1,257 @@
+// Package conversation answers "who is this?" for a request that names no
+// conversation, and keeps the checkpoints that replay compacted history.
+//
+// # Model
+//
+// A conversation is known by its content: by the chain of fingerprints over
+// its messages, seeded with the client's credentials, so that nothing crosses
+// users. A [Checkpoint] is filed under chain(n): "the first n original messages
+// (leading system messages aside) are replaced by these entries". A request
+// matches a checkpoint if one of its own chain values is on file, so rewinds,
+// forks and two clients with one history find what fits them and nothing else.
+// A live [Conversation] is found by its last chain value.
+//
+// # Concurrency and bounds
+//
+// An [Index] is safe for concurrent use and bounded by number of conversations
+// and by bytes of checkpoints; the least recently used go first.
+//
+// # What it must not know
+//
+// HTTP, the server, and what a compaction decides.
+package conversation
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"strconv"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/compactproxy/compactproxy/internal/compaction"
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// Checkpoint replaces the first N original messages. It must not be changed
+// after it was filed.
+type Checkpoint struct {
+	N       int
+	Chain   transcript.Hash // chain(N)
+	Entries []compaction.Entry
+	bytes   int
+}
+
+// NewCheckpoint copies the entries, so that a checkpoint does not keep the
+// whole request body alive whose bytes they share.
+func NewCheckpoint(n int, chain transcript.Hash, entries []compaction.Entry) *Checkpoint {
+	c := &Checkpoint{N: n, Chain: chain, Entries: make([]compaction.Entry, len(entries))}
+	for i, e := range entries {
+		e.Message = clone(&e.Message)
+		c.bytes += len(e.Raw())
+		if e.Task != nil {
+			task := clone(e.Task)
+			e.Task = &task
+			c.bytes += len(task.Raw())
+		}
+		c.Entries[i] = e
+	}
+	return c
+}
+
+func clone(m *transcript.Message) transcript.Message {
+	out, err := transcript.ParseMessage(bytes.Clone(m.Raw()))
+	if err != nil {
+		panic("BUG: a message that was parsed before is not JSON: " + err.Error())
+	}
+	return out
+}
+
+// Conversation is what is known of one conversation while it is live.
+type Conversation struct {
+	// ID is a name for headers, logs and the API; never a key.
+	ID string
+
+	mu         sync.Mutex
+	last       transcript.Hash // chain value of the whole list of its last request
+	system     transcript.Hash
+	tools      transcript.Hash
+	checkpoint *Checkpoint // the one it last used
+	anchor     compaction.Anchor
+	full       int // tokens of an answer that filled the window, 0 if none did
+}
+
+// Anchor returns the last reports.
+func (c *Conversation) Anchor() compaction.Anchor {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.anchor
+}
+
+// Observe notes what the server reported for a request of this conversation.
+func (c *Conversation) Observe(r compaction.Report) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.anchor = c.anchor.Observe(r)
+}
+
+// Retire forgets the reports: they measured a list that was rewritten.
+func (c *Conversation) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.anchor = compaction.Anchor{}
+}
+
+// MarkFull notes that an answer ended because the window was full, at this
+// many tokens in all: the next request cannot fit as it grows.
+func (c *Conversation) MarkFull(tokens int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.full = tokens
+}
+
+// TakeFull returns that mark and clears it.
+func (c *Conversation) TakeFull() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.full
+	c.full = 0
+	return n
+}
+
+// Request is how a request looks to the index.
+type Request struct {
+	// Chain holds chain(0) to chain(number of messages).
+	Chain []transcript.Hash
+	// System and Tools are hashes of the leading system messages and of the
+	// tool list: attributes, not part of the identity.
+	System, Tools transcript.Hash
+}
+
+func (r Request) end() transcript.Hash { return r.Chain[len(r.Chain)-1] }
+
+// Index knows the live conversations and the checkpoints.
+type Index struct {
+	mu          sync.Mutex
+	maxBytes    int
+	bytes       int
+	checkpoints *simplelru.LRU[transcript.Hash, *Checkpoint]
+	live        *simplelru.LRU[string, *Conversation]
+	byEnd       map[transcript.Hash][]*Conversation
+}
+
+// NewIndex bounds the index by live conversations and bytes of checkpoints.
+func NewIndex(conversations int, maxBytes int) *Index {
+	x := &Index{maxBytes: maxBytes, byEnd: map[transcript.Hash][]*Conversation{}}
+	// The sizes are positive, which is all that these constructors refuse.
+	x.checkpoints, _ = simplelru.NewLRU(1<<30, func(_ transcript.Hash, c *Checkpoint) { x.bytes -= c.bytes })
+	x.live, _ = simplelru.NewLRU(max(conversations, 1), func(_ string, c *Conversation) { x.unlist(c) })
+	return x
+}
+
+// Resolve finds or opens the conversation that a request belongs to, advances
+// it, and returns the checkpoint to replay, nil if there is none.
+//
+// A live conversation stays on the checkpoint it last used until it compacts
+// itself: a fork may have filed a longer one inside the shared prefix, and
+// taking that would change bytes that this conversation has cached. For a
+// conversation that is not live the longest checkpoint wins.
+func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c := x.find(r); c != nil {
+		x.advance(c, r)
+		if cp := c.checkpoint; cp != nil && cp.N < len(r.Chain) && r.Chain[cp.N] == cp.Chain {
+			x.checkpoints.Get(cp.Chain) // used: keep it
+			return c, cp
+		}
+		c.checkpoint = nil
+		return c, nil
+	}
+	c := &Conversation{ID: x.name(r), checkpoint: x.longest(r)}
+	x.live.Add(c.ID, c)
+	x.advance(c, r)
+	return c, c.checkpoint
+}
+
+// find looks for the live conversation whose last list is the longest prefix of
+// this one. A request that differs from it in both system and tools is another
+// agent's that quotes its messages: a title, a memory extraction, a subagent.
+func (x *Index) find(r Request) *Conversation {
+	for i := len(r.Chain) - 1; i > 0; i-- {
+		for _, c := range x.byEnd[r.Chain[i]] {
+			if c.system == r.System || c.tools == r.Tools {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+func (x *Index) longest(r Request) *Checkpoint {
+	for i := len(r.Chain) - 1; i > 0; i-- {
+		if cp, ok := x.checkpoints.Get(r.Chain[i]); ok {
+			return cp
+		}
+	}
+	return nil
+}
+
+func (x *Index) advance(c *Conversation, r Request) {
+	x.unlist(c)
+	c.last, c.system, c.tools = r.end(), r.System, r.Tools
+	x.byEnd[c.last] = append(x.byEnd[c.last], c)
+	x.live.Get(c.ID) // used: keep it
+}
+
+func (x *Index) unlist(c *Conversation) {
+	list := x.byEnd[c.last]
+	for i := range list {
+		if list[i] == c {
+			list = append(list[:i:i], list[i+1:]...)
+			break
+		}
+	}
+	if len(list) == 0 {
+		delete(x.byEnd, c.last)
+		return
+	}
+	x.byEnd[c.last] = list
+}
+
+// File puts a checkpoint on file and makes it the conversation's own.
+func (x *Index) File(c *Conversation, cp *Checkpoint) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	c.checkpoint = cp
+	x.checkpoints.Remove(cp.Chain)
+	x.checkpoints.Add(cp.Chain, cp)
+	x.bytes += cp.bytes
+	for x.bytes > x.maxBytes && x.checkpoints.Len() > 1 {
+		x.checkpoints.RemoveOldest()
+	}
+}
+
+// Stats are sizes for the metrics.
+type Stats struct{ Conversations, Checkpoints, Bytes int }
+
+// Stats returns the present sizes.
+func (x *Index) Stats() Stats {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return Stats{x.live.Len(), x.checkpoints.Len(), x.bytes}
+}
+
+// name derives an id from the list, system and tools that open a conversation.
+// Workers of a swarm open with the same bytes: those are numbered.
+func (x *Index) name(r Request) string {
+	end := r.end()
+	seed := append(append(end[:], r.System[:]...), r.Tools[:]...)
+	for n := 0; ; n++ {
+		sum := sha256.Sum256(strconv.AppendInt(seed, int64(n), 10))
+		if id := hex.EncodeToString(sum[:6]); !x.live.Contains(id) {
+			return id
+		}
+	}
+}

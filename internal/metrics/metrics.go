@@ -1,0 +1,159 @@
+// Package metrics declares every Prometheus collector of the proxy in one
+// struct.
+//
+// Names are fixed by the project's design: prefix compactproxy_, seconds and
+// bytes, counters that exist at 0 from the start, and only labels from closed
+// sets. Nothing here may carry a label that a client chooses. The package must
+// not know what the numbers mean to a request; it only counts.
+package metrics
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+const namespace = "compactproxy"
+
+// Routes are the values of the label route: the chat route and everything that
+// is passed through.
+var Routes = []string{"chat", "other"}
+
+// Metrics are the collectors of one proxy.
+type Metrics struct {
+	Requests        *prometheus.CounterVec   // route, code
+	Duration        *prometheus.HistogramVec // route; seconds
+	FirstByte       prometheus.Observer      // seconds
+	Overhead        *prometheus.HistogramVec // stage; seconds
+	Inflight        prometheus.Gauge
+	PromptTokens    *prometheus.CounterVec // source
+	Completion      prometheus.Counter
+	Compactions     *prometheus.CounterVec // trigger, kind, result
+	PassRemoved     *prometheus.CounterVec // pass; bytes
+	CompactedTokens *prometheus.CounterVec // side
+	OverflowRetries *prometheus.CounterVec // result
+	Violations      *prometheus.CounterVec // kind, action
+	ContextTokens   prometheus.Gauge
+	Conversations   prometheus.Gauge
+	StateBytes      prometheus.Gauge
+}
+
+// Labels are the closed sets that other packages own.
+type Labels struct {
+	Passes         []string // names of the compaction steps
+	ViolationKinds []string // names of the pairing violations
+}
+
+// longTimes fit requests to a local model: a prefill may take half an hour.
+var longTimes = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 900, 1800}
+
+// shortTimes fit the proxy's own work.
+var shortTimes = []float64{0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5}
+
+// New registers every collector with reg. It panics if they are registered
+// there already: one registry belongs to one proxy.
+func New(reg prometheus.Registerer, version, commit string, labels Labels) *Metrics {
+	counter := func(name, help string, label ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, label)
+		reg.MustRegister(c)
+		return c
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
+		reg.MustRegister(g)
+		return g
+	}
+	histogram := func(name, help string, buckets []float64, label ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, label)
+		reg.MustRegister(h)
+		return h
+	}
+	m := &Metrics{
+		Requests:        counter("requests_total", "Requests answered, by route and status code (499: the client went away).", "route", "code"),
+		Duration:        histogram("request_duration_seconds", "Time from a request's first byte to the end of its answer.", longTimes, "route"),
+		FirstByte:       histogram("time_to_first_byte_seconds", "Time from a chat request's first byte to the answer's first byte.", longTimes).WithLabelValues(),
+		Overhead:        histogram("overhead_seconds", "Time that the proxy itself added to a chat request, by stage.", shortTimes, "stage"),
+		Inflight:        gauge("inflight_requests", "Requests under way."),
+		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens as the server reported them: taken from its cache, or processed.", "source"),
+		Completion:      counter("completion_tokens_total", "Tokens generated as the server reported them.").WithLabelValues(),
+		Compactions:     counter("compactions_total", "Compactions by what set them off, how far they went and how they ended.", "trigger", "kind", "result"),
+		PassRemoved:     counter("pass_removed_bytes_total", "Bytes of prompt text that each compaction step removed.", "pass"),
+		CompactedTokens: counter("compaction_tokens_total", "Prompt tokens before and after compactions, estimated at the server's own rate.", "side"),
+		OverflowRetries: counter("overflow_retries_total", "Requests that were refused as too long and sent again, by result.", "result"),
+		Violations:      counter("pairing_violations_total", "Breaches of tool pairing in clients' lists, by kind and what was done.", "kind", "action"),
+		ContextTokens:   gauge("upstream_context_tokens", "The server's window per slot in tokens; 0 while it is unknown."),
+		Conversations:   gauge("conversations", "Live conversations."),
+		StateBytes:      gauge("state_bytes", "Bytes of checkpoints that are kept."),
+	}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "Always 1; the labels say what is running."}, []string{"version", "commit", "goversion"})
+	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	build.WithLabelValues(version, commit, runtime.Version()).Set(1)
+	m.prime(labels)
+	return m
+}
+
+// Results of compactions and of retries after a refusal.
+const (
+	ResultInstalled = "installed" // the rewritten list was sent
+	ResultRejected  = "rejected"  // no smaller or no legal list could be made
+	ResultObserved  = "observed"  // mode observe: it would have been sent
+	RetryAnswered   = "answered"
+	RetryRefused    = "refused"
+	RetryFailed     = "failed"
+	RetryHopeless   = "hopeless" // nothing to retry with
+)
+
+// prime makes every known child exist at 0, so that a rate can be taken from
+// the first scrape on.
+func (m *Metrics) prime(labels Labels) {
+	for _, route := range Routes {
+		m.Requests.WithLabelValues(route, "200")
+		m.Duration.WithLabelValues(route)
+	}
+	for _, stage := range []string{StageRead, StagePlan, StageRecover} {
+		m.Overhead.WithLabelValues(stage)
+	}
+	for _, source := range []string{"cache", "processed"} {
+		m.PromptTokens.WithLabelValues(source)
+	}
+	for _, kind := range []string{"passes", "clip"} {
+		for _, result := range []string{ResultInstalled, ResultRejected, ResultObserved} {
+			m.Compactions.WithLabelValues("recovery", kind, result)
+		}
+	}
+	for _, pass := range labels.Passes {
+		m.PassRemoved.WithLabelValues(pass)
+	}
+	for _, side := range []string{"before", "after"} {
+		m.CompactedTokens.WithLabelValues(side)
+	}
+	for _, result := range []string{RetryAnswered, RetryRefused, RetryFailed, RetryHopeless} {
+		m.OverflowRetries.WithLabelValues(result)
+	}
+	for _, kind := range labels.ViolationKinds {
+		for _, action := range []string{ActionRepaired, ActionRejected, ActionSeen} {
+			m.Violations.WithLabelValues(kind, action)
+		}
+	}
+}
+
+// Stages of the proxy's own work on a chat request.
+const (
+	StageRead    = "read"    // the body, until its last byte
+	StagePlan    = "plan"    // index, fingerprints, replay, pairing
+	StageRecover = "recover" // making a refused list fit
+)
+
+// What was done about a pairing violation.
+const (
+	ActionRepaired = "repaired"
+	ActionRejected = "rejected"
+	ActionSeen     = "seen" // observed only
+)
+
+// Stage records the time since start.
+func (m *Metrics) Stage(stage string, start time.Time) {
+	m.Overhead.WithLabelValues(stage).Observe(time.Since(start).Seconds())
+}
