@@ -97,7 +97,7 @@ func withoutNewest(list []transcript.Message, pinned string) []transcript.Messag
 // state is the agent's plan where its newest call is dropped.
 func (s Settings) state(entries []Entry, at, limit int) string {
 	ref := s.newestStateCall(entries)
-	if ref.entry < 0 || ref.entry >= at {
+	if !s.CarriedState || ref.entry < 0 || ref.entry >= at {
 		return ""
 	}
 	call := entries[ref.entry].Calls[ref.call]

@@ -9,9 +9,11 @@ type Settings struct {
 	TailMin    float64 // share of the window that the protected turns may grow to
 	TailMax    float64 // share of the window above which they shrink
 	ThinChars  int     // characters that a thinned result keeps
+
+	CarriedState bool // the agent's plan survives when its newest call is dropped
 }
 
 // DefaultSettings are the configuration's defaults with the built-in tools.
 func DefaultSettings() Settings {
-	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240}
+	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240, CarriedState: true}
 }
