@@ -20,6 +20,7 @@ package pairing
 import (
 	"bytes"
 	"fmt"
+	"iter"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -60,7 +61,7 @@ func (v Violation) String() string {
 // Check returns every violation in order of the list, nil if it is legal.
 func Check(list []transcript.Message) []Violation {
 	var found []Violation
-	for _, b := range batches(list) {
+	for b := range batches(list) {
 		found = append(found, b.check(list)...)
 	}
 	return found
@@ -71,80 +72,80 @@ func Check(list []transcript.Message) []Violation {
 type batch struct {
 	start, end int
 	calls      []transcript.Call
-	result     []int       // for each call the index of its result, -1 if none
-	answers    map[int]int // for each tool message the call it answers
-	duplicate  map[int]bool
+	result     []int // for each call the index of its result, or none
+	answers    []int // for each message from start on the call that it answers, or none or again
 }
 
-func batches(list []transcript.Message) []batch {
-	var all []batch
-	for i := 0; i < len(list); {
-		end := i + 1
-		for end < len(list) && list[end].Role != transcript.Assistant {
-			end++
+const (
+	none  = -1
+	again = -2 // its call has a result already
+)
+
+// batches yields the batches of a list. The batch and its slices are reused for
+// the next one.
+func batches(list []transcript.Message) iter.Seq[*batch] {
+	return func(yield func(*batch) bool) {
+		var b batch
+		for i := 0; i < len(list); i = b.end {
+			end := i + 1
+			for end < len(list) && list[end].Role != transcript.Assistant {
+				end++
+			}
+			b.match(list, i, end)
+			if !yield(&b) {
+				return
+			}
 		}
-		all = append(all, match(list, i, end))
-		i = end
 	}
-	return all
 }
 
 // match assigns results to calls: equal ids first, each in order of
 // appearance, then what has no usable id by position.
-func match(list []transcript.Message, start, end int) batch {
-	b := batch{start: start, end: end}
+func (b *batch) match(list []transcript.Message, start, end int) {
+	b.start, b.end, b.calls = start, end, nil
 	if list[start].Role == transcript.Assistant {
 		b.calls = list[start].Calls
 	}
-	b.result = make([]int, len(b.calls))
-	for i := range b.result {
-		b.result[i] = -1
-	}
-	var byPosition []int
+	b.result = fill(b.result, len(b.calls))
+	b.answers = fill(b.answers, end-start)
 	for i := start; i < end; i++ {
-		if list[i].Role != transcript.Tool {
+		if id := list[i].Answers; list[i].Role == transcript.Tool && id != "" {
+			for c := range b.calls {
+				if b.calls[c].ID != id {
+					continue
+				}
+				if b.result[c] == none {
+					b.assign(i, c)
+					break
+				}
+				b.answers[i-start] = again
+			}
+		}
+	}
+	for i := start; i < end; i++ {
+		if list[i].Role != transcript.Tool || b.answers[i-start] != none {
 			continue
 		}
-		id := list[i].Answers
-		call, sameID := -1, false
 		for c := range b.calls {
-			if id == "" || b.calls[c].ID != id {
-				continue
-			}
-			sameID = true
-			if b.result[c] < 0 {
-				call = c
-				break
-			}
-		}
-		switch {
-		case call >= 0:
-			b.assign(i, call)
-		case sameID:
-			if b.duplicate == nil {
-				b.duplicate = map[int]bool{}
-			}
-			b.duplicate[i] = true
-		default:
-			byPosition = append(byPosition, i)
-		}
-	}
-	for _, i := range byPosition {
-		for c := range b.calls {
-			if b.result[c] < 0 && (list[i].Answers == "" || b.calls[c].ID == "") {
+			if b.result[c] == none && (list[i].Answers == "" || b.calls[c].ID == "") {
 				b.assign(i, c)
 				break
 			}
 		}
 	}
-	return b
+}
+
+// fill returns n times none, in the memory of s where that suffices.
+func fill(s []int, n int) []int {
+	s = append(s[:0], make([]int, n)...)
+	for i := range s {
+		s[i] = none
+	}
+	return s
 }
 
 func (b *batch) assign(message, call int) {
-	if b.answers == nil {
-		b.answers = map[int]int{}
-	}
-	b.answers[message] = call
+	b.answers[message-b.start] = call
 	b.result[call] = message
 }
 
@@ -166,11 +167,10 @@ func (b *batch) check(list []transcript.Message) []Violation {
 			between = between || i > b.start
 			continue
 		}
-		_, matched := b.answers[i]
-		switch {
-		case b.duplicate[i]:
+		switch answers := b.answers[i-b.start]; {
+		case answers == again:
 			found = append(found, Violation{DuplicateResult, i, list[i].Answers})
-		case !matched:
+		case answers == none:
 			found = append(found, Violation{OrphanResult, i, list[i].Answers})
 		case between:
 			found = append(found, Violation{Interleaved, i, list[i].Answers})
@@ -186,9 +186,11 @@ type Ref struct{ Message, Call int }
 // by the rules that [Check] applies. Tool messages without a call are absent.
 func Answered(list []transcript.Message) map[int]Ref {
 	refs := map[int]Ref{}
-	for _, b := range batches(list) {
-		for message, call := range b.answers {
-			refs[message] = Ref{b.start, call}
+	for b := range batches(list) {
+		for call, message := range b.result {
+			if message != none {
+				refs[message] = Ref{b.start, call}
+			}
 		}
 	}
 	return refs
@@ -213,8 +215,8 @@ type Repaired struct {
 	// and everything before it stand for, or -1 where that is no whole number:
 	// in the middle of a batch whose messages were moved or added.
 	End []int
-	// Violations is what was wrong with the old list; nil means that Messages
-	// is the old list itself.
+	// Violations is what was wrong with the old list. If nothing was, Messages is
+	// that list itself, and From and End are nil.
 	Violations []Violation
 }
 
@@ -233,20 +235,19 @@ const (
 // text. A legal list comes back as it is. The result for a list is a prefix of
 // the result for a longer one wherever the first list's batches are complete.
 func Repair(list []transcript.Message) Repaired {
-	var r Repaired
-	for _, b := range batches(list) {
-		found := b.check(list)
-		r.Violations = append(r.Violations, found...)
-		if len(found) == 0 {
-			for i := b.start; i < b.end; i++ {
-				r.add(list[i], i, i+1)
-			}
-			continue
-		}
-		b.repair(list, &r)
-	}
+	r := Repaired{Violations: Check(list)}
 	if r.Violations == nil {
 		r.Messages = list
+		return r
+	}
+	for b := range batches(list) {
+		if len(b.check(list)) > 0 {
+			b.repair(list, &r)
+			continue
+		}
+		for i := b.start; i < b.end; i++ {
+			r.add(list[i], i, i+1)
+		}
 	}
 	return r
 }
@@ -262,7 +263,7 @@ func (b *batch) repair(list []transcript.Message, r *Repaired) {
 		r.add(withLegalArguments(list[b.start]), b.start, -1)
 	}
 	for i := b.start; i < b.end; i++ {
-		if _, ok := b.answers[i]; ok {
+		if b.answers[i-b.start] >= 0 {
 			r.add(list[i], i, -1)
 		}
 	}
@@ -282,9 +283,8 @@ func (b *batch) repair(list []transcript.Message, r *Repaired) {
 	}
 	for i := b.start; i < b.end; i++ {
 		m := list[i]
-		_, answers := b.answers[i]
 		switch last := len(r.Messages) - 1; {
-		case m.Role == transcript.Assistant || answers || b.duplicate[i]:
+		case m.Role == transcript.Assistant || b.answers[i-b.start] != none:
 			// stands above already, or repeats what does
 		case m.Role != transcript.Tool && m.Role != transcript.User:
 			flush()

@@ -148,25 +148,25 @@ func (f *Fingerprinter) Chain(seed []byte, messages []Message) []Hash {
 // maphash costs a tenth of decoding and SHA-256. It is safe for concurrent
 // use; the zero value is not usable, see [NewFingerprinter].
 type Fingerprinter struct {
-	seeds [2]maphash.Seed
+	seed  maphash.Seed
 	limit int
 
 	mu       sync.Mutex
 	old, new map[memoKey]Hash // two generations: the old one is dropped whole
 }
 
-// memoKey is 128 bits of two independently seeded hashes and the length. The
-// seeds never leave the process, so nobody can search for a collision.
+// memoKey is a seeded hash and the length. The seed never leaves the process,
+// so nobody can search for a collision.
 type memoKey struct {
-	a, b uint64
-	n    int
+	sum uint64
+	n   int
 }
 
 // NewFingerprinter remembers at least limit and at most twice as many
 // messages, about 64 bytes each.
 func NewFingerprinter(limit int) *Fingerprinter {
 	return &Fingerprinter{
-		seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		seed:  maphash.MakeSeed(),
 		limit: max(limit, 1),
 		old:   map[memoKey]Hash{},
 		new:   map[memoKey]Hash{},
@@ -175,7 +175,7 @@ func NewFingerprinter(limit int) *Fingerprinter {
 
 // Fingerprint is the memoised [Fingerprint].
 func (f *Fingerprinter) Fingerprint(m *Message) Hash {
-	key := memoKey{maphash.Bytes(f.seeds[0], m.raw), maphash.Bytes(f.seeds[1], m.raw), len(m.raw)}
+	key := memoKey{maphash.Bytes(f.seed, m.raw), len(m.raw)}
 	f.mu.Lock()
 	fp, ok := f.new[key]
 	if !ok {

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/compactproxy/compactproxy/internal/agents"
+	"github.com/compactproxy/compactproxy/internal/compaction"
+	"github.com/compactproxy/compactproxy/internal/config"
+	"github.com/compactproxy/compactproxy/internal/conversation"
+	"github.com/compactproxy/compactproxy/internal/metrics"
+	"github.com/compactproxy/compactproxy/internal/proxy"
+	"github.com/compactproxy/compactproxy/internal/upstream"
+)
+
+// checkpointBytes bounds the checkpoints that are kept in memory; state.max_bytes
+// bounds them where that is less.
+const checkpointBytes = 256 << 20
+
+// app is the whole program: both listeners, the proxy, and the watch on the
+// server. serve runs it until a signal, the demo until its session is over.
+type app struct {
+	cfg      config.Config
+	log      *zap.Logger
+	root     *url.URL
+	prober   *upstream.Prober
+	tracker  *upstream.Tracker
+	public   net.Listener
+	admin    net.Listener
+	servers  []*http.Server
+	draining chan struct{}
+	failed   chan error
+}
+
+// newApp opens both listeners and starts serving. The caller must Close it.
+func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
+	root, err := cfg.Upstream.Root()
+	if err != nil {
+		return nil, err
+	}
+	a := &app{cfg: cfg, log: log, root: root, draining: make(chan struct{}), failed: make(chan error, 2)}
+	if a.public, err = listen("listen", cfg.Listen); err != nil {
+		return nil, err
+	}
+	if a.admin, err = listen("admin", cfg.Admin); err != nil {
+		a.public.Close()
+		return nil, err
+	}
+
+	registry := prometheus.NewRegistry()
+	build := thisBuild()
+	counters := metrics.New(registry, build.Version, build.Commit, proxy.MetricLabels())
+	transport := proxy.NewTransport()
+	a.prober = newProber(cfg, root, transport)
+	a.tracker = newTracker(cfg, a.prober, log, counters)
+
+	stdlog, err := zap.NewStdLogAt(log, zap.DebugLevel)
+	if err != nil {
+		return nil, err
+	}
+	handler := proxy.New(proxy.Options{
+		Config:    cfg,
+		Upstream:  root,
+		Transport: transport,
+		Tracker:   a.tracker,
+		Tools:     passSettings(cfg.Compaction),
+		Index:     conversation.NewIndex(cfg.Limits.Conversations, int(min(int64(cfg.State.MaxBytes), checkpointBytes))),
+		Metrics:   counters,
+		Log:       log,
+	})
+	for listener, handler := range map[net.Listener]http.Handler{
+		a.public: handler,
+		a.admin:  proxy.Admin(registry, a.ready),
+	} {
+		server := &http.Server{
+			Handler:                      handler,
+			ReadHeaderTimeout:            30 * time.Second,
+			IdleTimeout:                  2 * time.Minute,
+			DisableGeneralOptionsHandler: true, // "OPTIONS *" is the server's to answer
+			ErrorLog:                     stdlog,
+		}
+		a.servers = append(a.servers, server)
+		go func() { // ends with Shutdown or Close
+			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+				a.failed <- err
+			}
+		}()
+	}
+	return a, nil
+}
+
+// listen names the setting where the address cannot be had.
+func listen(key, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("cannot listen on %s: %w; stop what uses it, or set %s to another address", address, err, key)
+	}
+	return l, nil
+}
+
+// passSettings are the parts of the configuration that the passes read.
+func passSettings(c config.Compaction) compaction.Settings {
+	s := compaction.DefaultSettings()
+	s.KeepRecent, s.TailMin, s.TailMax, s.ThinChars = c.KeepRecent, c.TailMin, c.TailMax, c.ThinChars
+	s.CarriedState = c.CarriedState
+	var tools []agents.Tool
+	for _, t := range c.Tools {
+		tools = append(tools, toolRow(t))
+	}
+	s.Tools = s.Tools.Extend(tools)
+	return s
+}
+
+// toolRow translates a tool of the configuration into a row of the table.
+func toolRow(t config.Tool) agents.Tool {
+	row := agents.Tool{Name: t.Name, Kind: agents.Kind(t.Kind), Path: t.Path, Range: t.Range, Errors: t.Errors, Refusals: t.Refusals}
+	if t.Command != "" {
+		row.Command = []string{t.Command}
+	}
+	if t.Kind == config.ToolUntrusted {
+		row.Kind, row.Untrusted = "", true
+	}
+	return row
+}
+
+// base is what agents are pointed at.
+func (a *app) base() string { return "http://" + a.public.Addr().String() + "/v1" }
+
+// ready is the state that /readyz reports: the server answers, and nobody has
+// asked us to stop.
+func (a *app) ready(r *http.Request) proxy.Readiness {
+	status := a.prober.Probe(r.Context())
+	state := proxy.Readiness{Server: status.State.String()}
+	select {
+	case <-a.draining:
+		state.Draining = true
+	default:
+	}
+	state.Ready = status.State == upstream.Ready && !state.Draining
+	return state
+}
+
+// Drain stops accepting requests and lets running ones finish until ctx ends.
+func (a *app) Drain(ctx context.Context) {
+	close(a.draining)
+	for _, server := range a.servers {
+		if err := server.Shutdown(ctx); err != nil {
+			a.log.Warn("streams were still running at the deadline (shutdown) and were cut")
+		}
+	}
+}
+
+// Close ends everything at once.
+func (a *app) Close() {
+	for _, server := range a.servers {
+		server.Close()
+	}
+	a.tracker.Close()
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/compactproxy/compactproxy/internal/config"
+	"github.com/compactproxy/compactproxy/internal/demo"
+	"github.com/compactproxy/compactproxy/internal/llamasim"
+	"github.com/compactproxy/compactproxy/internal/recording"
+)
+
+func newDemo() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Play a recorded agent session through the proxy",
+		Long: `Demo starts the real proxy before a simulated llama-server and plays a recorded agent session through it,
+turn by turn, as the agent sent it: a table shows what happens to a history that outgrows the window several
+times. It needs nothing but this program and ends by itself.
+
+With --upstream the session is played against a real server, and the answers are that server's. The recorded
+history goes on whatever it says. A window larger than the session (start llama-server with -c 16384) leaves
+nothing to do.
+
+The exit code is 0 if every turn was answered.`,
+		Example: `  compactproxy demo
+  compactproxy demo --window 32768
+  compactproxy demo --upstream http://127.0.0.1:8080
+  compactproxy demo --stay                    leaves proxy and simulated server up to be tried by hand`,
+		Args: noArguments,
+	}
+	settings := addSettings(cmd)
+	stay := cmd.Flags().Bool("stay", false, "leave everything running after the session, until a signal")
+	window := cmd.Flags().Int("window", 16384, "context window of the simulated server in `tokens`")
+	session := cmd.Flags().String("session", "ledger", "recorded session to play: one of the `names` "+fmt.Sprint(recording.Sessions()))
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := settings.load()
+		if err != nil {
+			return err
+		}
+		recorded, err := recording.Load(*session)
+		if err != nil {
+			return usagef(cmd, "--session: no recording %q (there are %v)", *session, recording.Sessions())
+		}
+		if *window < 1024 {
+			return usagef(cmd, "--window: at least 1024 tokens (got %d)", *window)
+		}
+		// Any free port, unless one was asked for: a proxy may be running already.
+		if !settings.flags.Changed("listen") {
+			cfg.Listen = "127.0.0.1:0"
+		}
+		if !settings.flags.Changed("admin") {
+			cfg.Admin = "127.0.0.1:0"
+		}
+		if !settings.flags.Changed("log-level") {
+			cfg.Log.Level = config.LogError
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		d := demonstration{cfg: cfg, session: recorded, window: *window, stay: *stay, simulate: !settings.flags.Changed("upstream"), out: cmd.OutOrStdout(), log: cmd.ErrOrStderr()}
+		return d.run(ctx)
+	}
+	return cmd
+}
+
+// demonstration is one run of the demo.
+type demonstration struct {
+	cfg      config.Config
+	session  *recording.Session
+	window   int
+	stay     bool
+	simulate bool
+	out, log io.Writer
+}
+
+func (d demonstration) run(ctx context.Context) error {
+	count, shown := d.serverCount()
+	if d.simulate {
+		sim := llamasim.New(llamasim.Options{Window: d.window, Slots: 1, KeepRequests: -1, Reply: d.recorded})
+		address, stop, err := serveSimulator(sim)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		d.cfg.Upstream.URL = address
+		shown = fmt.Sprintf("a simulated llama-server with a window of %d tokens", d.window)
+		count = func(_ context.Context, body []byte) int {
+			n, err := sim.PromptTokens(body)
+			if err != nil {
+				return 0
+			}
+			return n
+		}
+	}
+	a, err := newApp(d.cfg, newLogger(d.cfg.Log, d.log))
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	if _, err := a.tracker.First(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "Recorded session %q, %d turns, through a proxy at %s before %s.\n\n", d.session.Name, d.session.Turns(), a.base(), shown)
+
+	sum, err := demo.Play(ctx, demo.Options{Base: a.base(), Session: d.session, MaxTokens: d.maxTokens(), Count: count, Out: d.out})
+	if err != nil {
+		return err
+	}
+	sum.Print(d.out)
+	if d.stay {
+		fmt.Fprintf(d.out, "\nStill running. Agents: OPENAI_BASE_URL=%s   Metrics: http://%s/metrics   End it with Ctrl-C.\n", a.base(), a.admin.Addr())
+		<-ctx.Done()
+	}
+	if sum.Answered < sum.Turns {
+		return fmt.Errorf("demo: %d of %d turns were not answered", sum.Turns-sum.Answered, sum.Turns)
+	}
+	return nil
+}
+
+// maxTokens keeps a real model from writing long answers that nobody reads.
+func (d demonstration) maxTokens() int {
+	if d.simulate {
+		return 0
+	}
+	return 16
+}
+
+func (d demonstration) serverCount() (count func(context.Context, []byte) int, shown string) {
+	root, err := d.cfg.Upstream.Root()
+	if err != nil {
+		return nil, ""
+	}
+	return demo.ServerCount(http.DefaultClient, root.String()), "the server at " + root.String()
+}
+
+// recorded lets the simulated model say what the recorded one said. Refused
+// requests are not numbered, so the number is the turn.
+func (d demonstration) recorded(r llamasim.Request) llamasim.Reply {
+	turn := min(r.Number, d.session.Turns()) - 1
+	answer, err := d.session.Answer(turn)
+	if err != nil {
+		return llamasim.Reply{Text: "done"}
+	}
+	reply := llamasim.Reply{Reasoning: answer.Reasoning, Text: answer.Text}
+	for _, c := range answer.Calls {
+		reply.ToolCalls = append(reply.ToolCalls, llamasim.ToolCall{ID: c.ID, Name: c.Name, Arguments: c.Arguments})
+	}
+	return reply
+}
+
+// serveSimulator serves it on a free port of the loopback interface.
+func serveSimulator(sim http.Handler) (address string, stop func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, fmt.Errorf("demo: %w", err)
+	}
+	server := &http.Server{Handler: sim} // loopback, and gone with the demo
+	go func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			panic("BUG: the simulated server stopped: " + err.Error())
+		}
+	}()
+	return "http://" + l.Addr().String(), func() { server.Close() }, nil
+}

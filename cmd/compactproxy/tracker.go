@@ -1,0 +1,88 @@
+package main
+
+import (
+	"net/http"
+	"net/url"
+
+	"go.uber.org/zap"
+
+	"github.com/compactproxy/compactproxy/internal/config"
+	"github.com/compactproxy/compactproxy/internal/metrics"
+	"github.com/compactproxy/compactproxy/internal/upstream"
+)
+
+// newTracker watches the server: says what it found, and again when that
+// changes.
+func newTracker(cfg config.Config, prober *upstream.Prober, log *zap.Logger, m *metrics.Metrics) *upstream.Tracker {
+	return upstream.NewTracker(upstream.TrackerOptions{
+		Probe:      prober.Probe,
+		Configured: func(asked, served string) int { return configuredWindow(cfg, asked, served) },
+		OnChange: func(_, now upstream.Status) {
+			report(now, cfg, prober.BaseURL, log)
+			window := 0
+			if model, ok := now.Find(""); ok {
+				window = model.Window
+			}
+			if own := configuredWindow(cfg, now.Loaded, now.Loaded); own > 0 && (window == 0 || own < window) {
+				window = own
+			}
+			m.ContextTokens.Set(float64(window))
+		},
+		OnCapped: func(c upstream.Capped) {
+			log.Warn("the configured context window is larger than the server's and was lowered to it; correct upstream.context_window or models",
+				zap.String("model", c.Model), zap.Int("configured_tokens", c.Configured), zap.Int("window_tokens", c.Shown))
+		},
+	})
+}
+
+func newProber(cfg config.Config, root *url.URL, transport http.RoundTripper) *upstream.Prober {
+	return &upstream.Prober{
+		Client:  &http.Client{Transport: transport},
+		BaseURL: root.String(),
+		APIKey:  cfg.Upstream.APIKey.Reveal(),
+	}
+}
+
+// configuredWindow is what the user set for a model, 0 for nothing.
+func configuredWindow(cfg config.Config, asked, served string) int {
+	for _, m := range cfg.Models {
+		if m.ContextWindow > 0 && (m.Name == asked || m.Name == served) {
+			return m.ContextWindow
+		}
+	}
+	return cfg.Upstream.ContextWindow
+}
+
+// report says what was found, and what to do where that is not a server that
+// answers.
+func report(s upstream.Status, cfg config.Config, address string, log *zap.Logger) {
+	at := zap.String("server", address)
+	switch s.State {
+	case upstream.Ready:
+		fields := []zap.Field{at}
+		for _, m := range s.Models {
+			fields = append(fields, zap.String("model", m.Name), zap.Int("window_tokens", m.Window))
+			break // servers with several models say more than a line can hold
+		}
+		if len(s.Models) > 1 {
+			fields = append(fields, zap.Int("models", len(s.Models)))
+		}
+		if s.LlamaServer {
+			fields = append(fields, zap.Int("slots", s.Slots), zap.String("build", s.Build))
+		}
+		if cfg.Compaction.Mode == config.ModeOn {
+			fields = append(fields, zap.String("compacts", "when the server refuses a request as too long"))
+		}
+		log.Info("found the server", fields...)
+	case upstream.Loading:
+		log.Info("the server is loading its model; requests go through and are answered when it is done", at)
+	case upstream.Busy:
+		log.Info("the server is busy and did not answer in time; asking again", at)
+	case upstream.NeedsKey:
+		log.Warn("the server wants a key: set upstream.api_key to learn its window, or upstream.context_window", at)
+	case upstream.Foreign:
+		log.Warn("what answers is not llama-server and lists no models; check upstream.url, or set upstream.context_window", at)
+	default:
+		log.Warn("no server answers yet; asking again until one does (upstream.url names it)", at)
+	}
+}

@@ -1,0 +1,304 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/compactproxy/compactproxy/internal/compaction"
+	"github.com/compactproxy/compactproxy/internal/config"
+	"github.com/compactproxy/compactproxy/internal/conversation"
+	"github.com/compactproxy/compactproxy/internal/metrics"
+	"github.com/compactproxy/compactproxy/internal/pairing"
+	"github.com/compactproxy/compactproxy/internal/transcript"
+)
+
+// chat is the life of a chat request.
+func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
+	rec := recordOf(r.Context())
+	rec.route = "chat"
+	mode := p.modeOf(r.Header)
+	rec.mode = string(mode)
+	unnamed(w)
+	if mode == config.ModeOff {
+		p.pass.ServeHTTP(w, r)
+		return
+	}
+	rec.session = label(r.Header.Get(headerSession))
+
+	start := time.Now()
+	raw, plain, err := p.readBody(w, r)
+	if err != nil {
+		p.failed(w, r, err)
+		return
+	}
+	p.metrics.Stage(metrics.StageRead, start)
+	rec.bodyBytes = len(plain)
+
+	planning := time.Now()
+	ex := &exchange{p: p, rec: rec, mode: mode, raw: raw, wire: plain, start: start}
+	if mode == config.ModeObserve {
+		ex.wire = raw
+	}
+	if err := ex.plan(r.Header, plain); err != nil {
+		p.failed(w, r, err)
+		return
+	}
+	p.metrics.Stage(metrics.StagePlan, planning)
+	defer ex.finish()
+	(&httputil.ReverseProxy{
+		Rewrite:       ex.rewrite,
+		Transport:     ex,
+		FlushInterval: -1,
+		ErrorHandler:  p.failed,
+		ErrorLog:      p.stdlog,
+	}).ServeHTTP(w, r)
+}
+
+// label bounds what a client may write into our log as a session's name.
+func label(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, s)
+	if len(s) > 64 {
+		s = strings.ToValidUTF8(s[:64], "")
+	}
+	return s
+}
+
+// readBody returns the body as it came and as plain JSON text; both are the
+// same slice unless the client compressed it. llama-server answers 415 to a
+// compressed body, so the plain one goes on.
+func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request) (raw, plain []byte, err error) {
+	if r.ContentLength > p.maxBody {
+		return nil, nil, p.tooLarge()
+	}
+	idle := &idleReader{r: r.Body, extend: func() {
+		// A test's recorder has no deadlines; a connection does.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.bodyIdle))
+	}}
+	raw, err = readLimited(idle, p.maxBody, r.ContentLength)
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	switch {
+	case errors.Is(err, errTooLarge):
+		return nil, nil, p.tooLarge()
+	case err != nil && isTimeout(err):
+		return nil, nil, &failure{
+			Status: http.StatusRequestTimeout, Type: invalidRequest, Code: "request_timeout",
+			Message: fmt.Sprintf("the request's body stopped coming for %s", p.bodyIdle),
+		}
+	case err != nil:
+		return nil, nil, &failure{
+			Status: http.StatusBadRequest, Type: invalidRequest, Code: "request_body_incomplete",
+			Message: "the request's body ended before it was complete",
+		}
+	}
+	if !strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
+		return raw, raw, nil
+	}
+	z, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return raw, raw, nil // not gzip: let the server say so
+	}
+	plain, err = readLimited(z, p.maxBody, 0)
+	if errors.Is(err, errTooLarge) {
+		return nil, nil, p.tooLarge()
+	}
+	if err != nil {
+		return raw, raw, nil
+	}
+	return raw, plain, nil
+}
+
+func (p *Proxy) tooLarge() error {
+	return &failure{
+		Status: http.StatusRequestEntityTooLarge, Type: invalidRequest, Code: "request_body_too_large",
+		Message: fmt.Sprintf("the request's body is over the %s that this proxy reads; raise limits.body", config.ByteSize(p.maxBody)),
+	}
+}
+
+var errTooLarge = errors.New("body over the limit")
+
+// readLimited reads at most limit bytes. hint is the size that was announced,
+// believed up to a point.
+func readLimited(r io.Reader, limit, hint int64) ([]byte, error) {
+	buf := bytes.NewBuffer(make([]byte, 0, min(max(hint, 4<<10), 64<<20)+bytes.MinRead))
+	if _, err := buf.ReadFrom(io.LimitReader(r, limit+1)); err != nil {
+		return nil, err
+	}
+	if int64(buf.Len()) > limit {
+		return nil, errTooLarge
+	}
+	return buf.Bytes(), nil
+}
+
+// idleReader calls extend before each read.
+type idleReader struct {
+	r      io.Reader
+	extend func()
+}
+
+func (i *idleReader) Read(b []byte) (int, error) {
+	i.extend()
+	return i.r.Read(b)
+}
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// plan indexes the body, finds the conversation, replays its checkpoint and
+// makes the list legal. A body that is no chat request goes out as it is. The
+// only error is the refusal of an illegal list where the configuration wants
+// one.
+func (ex *exchange) plan(h http.Header, plain []byte) error {
+	p := ex.p
+	body, err := transcript.Parse(plain)
+	if err != nil {
+		ex.rec.reason = "not_chat"
+		p.log.Debug("not a chat request, forwarded as it is", zap.Int("body_bytes", len(plain)))
+		return nil
+	}
+	ex.body = body
+	ex.rec.stream, ex.rec.model = body.Stream, body.Model
+	ex.leading = body.Leading()
+	ex.originals = body.Messages[ex.leading:]
+	system := body.Messages[:ex.leading]
+	tools := body.Tools()
+
+	ex.chain = p.fingerprints.Chain(credentials(h), ex.originals)
+	var checkpoint *conversation.Checkpoint
+	ex.conv, checkpoint = p.index.Resolve(conversation.Request{
+		Chain:  ex.chain,
+		System: p.fingerprints.Chain(nil, system)[len(system)],
+		Tools:  hash(tools),
+	})
+	ex.rec.conversation = ex.conv.ID
+	p.tracker.Touch()
+	ex.window = p.tracker.Window(body.Model).Tokens
+
+	ex.entries = compaction.Entries(ex.originals, 0)
+	if checkpoint != nil {
+		ex.replayed = len(checkpoint.Entries)
+		ex.entries = append(append(make([]compaction.Entry, 0, len(ex.originals)), checkpoint.Entries...),
+			compaction.Entries(ex.originals[checkpoint.N:], checkpoint.N)...)
+		ex.did("replay")
+	}
+	repaired, err := ex.pair()
+	if err != nil {
+		return err
+	}
+	if repaired || checkpoint != nil {
+		ex.compose()
+	}
+	ex.forecast()
+	if full := ex.conv.TakeFull(); full > 0 {
+		ex.recoverFull(full)
+	}
+	return nil
+}
+
+// pair checks the list and repairs or refuses it.
+func (ex *exchange) pair() (repaired bool, err error) {
+	p := ex.p
+	ex.open = len(ex.entries)
+	if p.pairing == config.PairingOff {
+		return false, nil
+	}
+	legal, violations := compaction.Repair(ex.entries)
+	if violations == nil {
+		return false, nil
+	}
+	action := metrics.ActionRepaired
+	switch {
+	case ex.mode == config.ModeObserve:
+		action = metrics.ActionSeen
+	case p.pairing == config.PairingReject:
+		action = metrics.ActionRejected
+	}
+	for _, v := range violations {
+		p.metrics.Violations.WithLabelValues(string(v.Kind), action).Inc()
+	}
+	if action == metrics.ActionRejected {
+		first := violations[0]
+		at := ex.clientIndex(first.Message)
+		return false, &failure{
+			Status: http.StatusBadRequest, Type: invalidRequest, Code: "invalid_tool_pairing",
+			Param:   fmt.Sprintf("messages[%d]", at),
+			Message: fmt.Sprintf("messages[%d], call id %q: %s; set pairing: repair to have such lists mended", at, first.CallID, words(first.Kind)),
+		}
+	}
+	ex.did("repair")
+	if action == metrics.ActionSeen {
+		return false, nil
+	}
+	ex.open = openFrom(ex.entries, legal, violations)
+	ex.entries = legal
+	return true, nil
+}
+
+// clientIndex translates an index of the effective list to the client's.
+func (ex *exchange) clientIndex(entry int) int {
+	return ex.leading + max(ex.entries[entry].End-1, 0)
+}
+
+func words(k pairing.Kind) string {
+	switch k {
+	case pairing.OrphanResult:
+		return "a tool message that answers no call of the assistant message before it"
+	case pairing.DuplicateResult:
+		return "a second result for one call"
+	case pairing.UnansweredCall:
+		return "a call without a result"
+	case pairing.Interleaved:
+		return "another message stands between a call and its result"
+	}
+	return "the call's arguments are not JSON"
+}
+
+// openFrom finds where a batch begins whose calls the client may yet answer:
+// the newest one, if the repair had to invent a result for it. No checkpoint
+// may cover that.
+func openFrom(before, repaired []compaction.Entry, violations []pairing.Violation) int {
+	last := -1
+	for i := range before {
+		if before[i].Role == transcript.Assistant {
+			last = i
+		}
+	}
+	for _, v := range violations {
+		if v.Kind == pairing.UnansweredCall && v.Message == last {
+			for i := len(repaired) - 1; i >= 0; i-- {
+				if repaired[i].Role == transcript.Assistant {
+					return i
+				}
+			}
+		}
+	}
+	return len(repaired)
+}
+
+// credentials seed the chain, so that nothing crosses users.
+func credentials(h http.Header) []byte {
+	sum := sha256.Sum256([]byte(h.Get("Authorization") + "\x00" + h.Get("X-Api-Key")))
+	return sum[:]
+}
+
+func hash(b []byte) (out transcript.Hash) {
+	sum := sha256.Sum256(b)
+	copy(out[:], sum[:])
+	return out
+}

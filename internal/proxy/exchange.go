@@ -1,0 +1,430 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/compactproxy/compactproxy/internal/compaction"
+	"github.com/compactproxy/compactproxy/internal/config"
+	"github.com/compactproxy/compactproxy/internal/conversation"
+	"github.com/compactproxy/compactproxy/internal/metrics"
+	"github.com/compactproxy/compactproxy/internal/transcript"
+	"github.com/compactproxy/compactproxy/internal/upstream"
+)
+
+// exchange is one chat request and its answer: the round tripper of its own
+// reverse proxy, which leaves header hygiene, flushing and trailers to net/http.
+type exchange struct {
+	p     *Proxy
+	rec   *record
+	mode  config.Mode
+	start time.Time
+
+	// The request as it came, and what is sent for it.
+	raw  []byte
+	body *transcript.Body // nil if it was not understood
+	wire []byte
+
+	// The plan.
+	leading   int // system messages that open the list
+	originals []transcript.Message
+	chain     []transcript.Hash
+	conv      *conversation.Conversation
+	entries   []compaction.Entry // the effective list behind the system messages
+	replayed  int                // entries that came from a checkpoint
+	open      int                // entries before a batch that is still open
+	window    int                // tokens, 0 if unknown
+	maxTokens int                // a lowered cap on the answer, 0 if untouched
+
+	// What happened.
+	pooled    bool // sent again as it was, after the shared pool was exhausted
+	capped    bool // sent again with a lower cap on the answer
+	recovered bool // sent again with a list made to fit
+	refused   bool // the client gets a refusal as too long
+	release   func()
+	answer    answer
+	warning   string
+}
+
+// did notes an action; in mode observe it only would have been one.
+func (ex *exchange) did(action string) {
+	if ex.mode == config.ModeObserve {
+		action = "would-" + action
+	}
+	ex.rec.did(action)
+}
+
+// compose writes the effective list into the body. In mode observe the body
+// stays the client's.
+func (ex *exchange) compose() {
+	if ex.body == nil || ex.mode == config.ModeObserve {
+		return
+	}
+	list := make([]transcript.Message, 0, ex.leading+len(ex.entries))
+	list = append(list, ex.body.Messages[:ex.leading]...)
+	list = append(list, compaction.Messages(ex.entries)...)
+	ex.wire = ex.body.RewriteCapped(list, ex.maxTokens)
+}
+
+// forecast estimates the prompt of the list as it stands.
+func (ex *exchange) forecast() {
+	tokens, _ := ex.conv.Anchor().Forecast(ex.sentBytes())
+	ex.rec.forecast, ex.rec.window = tokens, ex.window
+}
+
+// sentBytes is the text of the list as it stands, as the forecast counts it.
+func (ex *exchange) sentBytes() int {
+	n := len(ex.body.Tools()) + transcript.Sum(ex.body.Messages[:ex.leading])
+	for i := range ex.entries {
+		n += ex.entries[i].ContentBytes()
+	}
+	return n
+}
+
+// rewrite is the outgoing request's header; the body is set for each attempt.
+func (ex *exchange) rewrite(pr *httputil.ProxyRequest) {
+	ex.p.rewrite(pr)
+	h := pr.Out.Header
+	h.Del("Accept-Encoding") // the answer is read as it passes
+	h.Del("Expect")          // the body is here already
+	if ex.p.sendID && ex.conv != nil {
+		h.Set(headerConversation, ex.conv.ID)
+	}
+	pr.Out.Trailer = nil
+}
+
+// RoundTrip implements [http.RoundTripper] for the exchange's reverse proxy.
+func (ex *exchange) RoundTrip(req *http.Request) (*http.Response, error) {
+	if ex.body != nil && ex.body.Stream {
+		return ex.relay(req)
+	}
+	res, err := ex.answered(req)
+	if err != nil {
+		return nil, err
+	}
+	ex.p.metrics.FirstByte.Observe(time.Since(ex.start).Seconds())
+	ex.decorate(res.Header)
+	res.Body = &tappedBody{ReadCloser: res.Body, done: ex.readWhole}
+	return res, nil
+}
+
+// answered sends the request until there is an answer to give: refusals as too
+// long are recovered from, each way once.
+func (ex *exchange) answered(req *http.Request) (*http.Response, error) {
+	for {
+		res, err := ex.send(req)
+		if err != nil {
+			return nil, err
+		}
+		refusal, body := ex.refusalOf(res)
+		if !refusal.Kind.Overflow() {
+			return res, nil
+		}
+		if ex.again(req.Context(), refusal) {
+			res.Body.Close()
+			continue
+		}
+		ex.refused = true
+		if body != nil && ex.mode == config.ModeOn {
+			setBody(res, upstream.Translate(body, refusal))
+		}
+		return res, nil
+	}
+}
+
+// send makes one attempt. Its deadline is for the first byte alone.
+func (ex *exchange) send(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(req.Context())
+	out := req.Clone(ctx)
+	body := ex.wire
+	out.Body = io.NopCloser(bytes.NewReader(body))
+	out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	out.ContentLength = int64(len(body))
+	out.TransferEncoding = nil
+	out.Header.Del("Content-Length")
+	if len(body) > 0 && &body[0] != &ex.raw[0] {
+		out.Header.Del("Content-Encoding") // it is plain now, or was plain before
+	}
+	ex.rec.sentBytes = len(body)
+	if ex.p.timeout > 0 {
+		timer := time.AfterFunc(ex.p.timeout, func() { cancel(errUpstreamTimeout) })
+		defer timer.Stop()
+	}
+	ex.p.pool.enter(ex)
+	res, err := ex.p.transport.RoundTrip(out)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		cancel(nil)
+		return nil, err
+	}
+	res.Body = &cancelBody{res.Body, cancel}
+	return res, nil
+}
+
+// cancelBody ends its request's context when the body is closed.
+type cancelBody struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (b *cancelBody) Close() error {
+	b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// refusalSize bounds how much of an error's body is looked at.
+const refusalSize = 64 << 10
+
+// refusalOf looks whether an answer refuses the request as too long, and
+// returns its whole body where that is small enough. The response can be read
+// as if nobody had looked.
+func (ex *exchange) refusalOf(res *http.Response) (upstream.Refusal, []byte) {
+	if res.StatusCode < 400 || res.StatusCode > 500 {
+		return upstream.Refusal{}, nil
+	}
+	head, err := io.ReadAll(io.LimitReader(res.Body, refusalSize+1))
+	rest := io.MultiReader(bytes.NewReader(head), res.Body)
+	if err != nil {
+		rest = io.MultiReader(bytes.NewReader(head), failingReader{err})
+	}
+	res.Body = readCloser{rest, res.Body}
+	if err != nil || len(head) > refusalSize {
+		return upstream.Classify(res.StatusCode, head), nil
+	}
+	return upstream.Classify(res.StatusCode, head), head
+}
+
+type readCloser struct {
+	io.Reader
+	io.Closer
+}
+
+type failingReader struct{ err error }
+
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
+
+func setBody(res *http.Response, body []byte) {
+	res.Body = readCloser{bytes.NewReader(body), res.Body}
+	res.ContentLength = int64(len(body))
+	res.Header.Set("Content-Length", strconv.Itoa(len(body)))
+	res.TransferEncoding = nil
+}
+
+// again decides what to send after a refusal as too long, and reports whether
+// there is anything. Each way is taken once, and never with the same list
+// except where a shared pool was exhausted by others.
+func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
+	ex.rec.refusal = refusal.Kind.String()
+	if ex.body == nil {
+		return false
+	}
+	if refusal.Window > 0 {
+		ex.p.tracker.Learn(ex.body.Model, refusal.Window)
+		ex.window, ex.rec.window = refusal.Window, refusal.Window
+	}
+	switch {
+	case refusal.Kind == upstream.SharedPool && !ex.pooled:
+		if ex.mode == config.ModeObserve {
+			return false
+		}
+		ex.pooled = true
+		release, err := ex.p.pool.alone(ctx, ex)
+		if err != nil {
+			return false
+		}
+		ex.release = release
+		return true
+	case refusal.Kind == upstream.OutputTooLong && !ex.capped && ex.lowerCap(refusal):
+		ex.capped = true
+		ex.did("max_tokens")
+		ex.compose()
+		return ex.mode == config.ModeOn
+	case ex.recovered:
+		return false
+	}
+	return ex.recover(refusal) && ex.mode == config.ModeOn
+}
+
+// lowerCap makes input and output fit together where the input alone does. Where
+// the server gave only a bound for the input, our own count decides, with room
+// for its error.
+func (ex *exchange) lowerCap(refusal upstream.Refusal) bool {
+	const margin = 16 // tokens that a template may add to what was counted
+	prompt := refusal.PromptTokens
+	if refusal.AtLeast {
+		prompt = ex.rec.forecast * 5 / 4
+	}
+	room := refusal.Window - prompt - margin
+	if prompt <= 0 || room < 1 || ex.body.MaxTokens <= room {
+		return false
+	}
+	ex.maxTokens = room
+	return true
+}
+
+// recover makes the refused list fit and files the result as a checkpoint
+// before it is sent.
+func (ex *exchange) recover(refusal upstream.Refusal) bool {
+	prompt := refusal.PromptTokens
+	if refusal.AtLeast || prompt <= 0 {
+		prompt, _ = ex.conv.Anchor().Forecast(ex.sentBytes())
+	}
+	return ex.recoverFrom(prompt, refusal.Window)
+}
+
+// recoverFull makes room before the request leaves: the last answer ended
+// because the window was full.
+func (ex *exchange) recoverFull(full int) {
+	if ex.recoverFrom(max(full, ex.rec.forecast), ex.window) {
+		ex.compose()
+	}
+}
+
+func (ex *exchange) recoverFrom(prompt, window int) bool {
+	p := ex.p
+	start := time.Now()
+	defer func() { p.metrics.Stage(metrics.StageRecover, start) }()
+	out, err := p.settings.Recover(compaction.Request{
+		Entries:   ex.entries,
+		Originals: ex.originals,
+		Replayed:  ex.replayed,
+		Open:      ex.open,
+		Scale: compaction.Scale{
+			Prompt:   prompt,
+			Window:   window,
+			Overhead: compaction.Weight(ex.body.Messages[:ex.leading]) + len(ex.body.Tools()),
+			List:     compaction.Weight(compaction.Messages(ex.entries)),
+		},
+	})
+	if err != nil {
+		p.metrics.Compactions.WithLabelValues("recovery", string(compaction.KindClip), metrics.ResultRejected).Inc()
+		p.metrics.OverflowRetries.WithLabelValues(metrics.RetryHopeless).Inc()
+		ex.warning = "recovery failed: " + err.Error()
+		p.log.Warn("the request does not fit and cannot be made to", zap.String("conversation", ex.conv.ID),
+			zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("window_tokens", window))
+		return false
+	}
+	ex.did("recovery")
+	ex.recovered = true
+	result := metrics.ResultInstalled
+	if ex.mode == config.ModeObserve {
+		result = metrics.ResultObserved
+	}
+	p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), result).Inc()
+	if ex.mode == config.ModeObserve {
+		return true
+	}
+	for pass, removed := range out.Removed {
+		p.metrics.PassRemoved.WithLabelValues(string(pass)).Add(float64(max(removed, 0)))
+	}
+	p.metrics.CompactedTokens.WithLabelValues("before").Add(float64(out.Before))
+	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
+	ex.entries = out.Entries
+	if out.N > 0 {
+		p.index.File(ex.conv, conversation.NewCheckpoint(out.N, ex.chain[out.N], out.Entries[:out.Covered]))
+	}
+	ex.conv.Retire()
+	ex.rec.forecast = out.After
+	ex.compose()
+	p.log.Info("compacted", zap.String("conversation", ex.conv.ID), zap.String("trigger", "recovery"), zap.String("kind", string(out.Kind)),
+		zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("window_tokens", window),
+		zap.Int("messages_covered", out.N))
+	return true
+}
+
+// decorate adds the proxy's own response headers.
+func (ex *exchange) decorate(h http.Header) {
+	if ex.conv == nil {
+		h.Set(headerAction, "none")
+		return
+	}
+	h.Set(headerConversation, ex.conv.ID)
+	h.Set(headerAction, ex.rec.action())
+	h.Set(headerTokens, fmt.Sprintf("%d/%d", ex.rec.forecast, ex.window))
+	if ex.warning != "" {
+		h.Set(headerWarning, ex.warning)
+	}
+}
+
+// readWhole takes in a whole answer that was not streamed.
+func (ex *exchange) readWhole(body []byte) {
+	ex.answer.read(body)
+}
+
+// tappedBody keeps a copy of a small body and hands it over at its end.
+type tappedBody struct {
+	io.ReadCloser
+	kept []byte
+	over bool
+	done func([]byte)
+}
+
+// maxAnswer bounds how much of an answer is kept to read its usage.
+const maxAnswer = 8 << 20
+
+func (t *tappedBody) Read(b []byte) (int, error) {
+	n, err := t.ReadCloser.Read(b)
+	if len(t.kept)+n > maxAnswer {
+		t.kept, t.over = nil, true
+	}
+	if !t.over {
+		t.kept = append(t.kept, b[:n]...)
+	}
+	if errors.Is(err, io.EOF) && t.done != nil {
+		t.done(t.kept)
+		t.done = nil
+	}
+	return n, err
+}
+
+// finish takes in what the server reported and ends what the exchange holds.
+func (ex *exchange) finish() {
+	p := ex.p
+	p.pool.leave(ex)
+	if ex.release != nil {
+		ex.release()
+	}
+	if ex.conv != nil {
+		stats := p.index.Stats()
+		p.metrics.Conversations.Set(float64(stats.Conversations))
+		p.metrics.StateBytes.Set(float64(stats.Bytes))
+	}
+	ex.rec.answer = ex.answer
+	a := ex.answer
+	if ex.mode == config.ModeOn && (ex.recovered || ex.capped || ex.pooled) {
+		result := metrics.RetryAnswered
+		switch {
+		case ex.refused:
+			result = metrics.RetryRefused
+		case !a.events:
+			result = metrics.RetryFailed
+		}
+		p.metrics.OverflowRetries.WithLabelValues(result).Inc()
+	}
+	if !a.Known {
+		return
+	}
+	p.metrics.PromptTokens.WithLabelValues("cache").Add(float64(a.Cached))
+	p.metrics.PromptTokens.WithLabelValues("processed").Add(float64(a.Prompt - a.Cached))
+	p.metrics.Completion.Add(float64(a.Completion))
+	if ex.conv == nil || ex.mode == config.ModeObserve {
+		return
+	}
+	ex.conv.Observe(compaction.Report{Tokens: a.Prompt, Bytes: ex.sentBytes()})
+	total := a.Prompt + a.Completion
+	if ex.window > 0 && total >= ex.window && strings.Contains(a.Finish, "length") || upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
+		ex.conv.MarkFull(total)
+	}
+}

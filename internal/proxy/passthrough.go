@@ -1,0 +1,123 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+)
+
+// passthrough forwards everything that is not a chat request in mode on or
+// observe: same request line, header fields, body and trailers, both ways.
+func (p *Proxy) passthrough() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite:       p.rewrite,
+		Transport:     p.transport,
+		FlushInterval: -1, // every write at once: streams come through as they are
+		ErrorHandler:  p.failed,
+		ErrorLog:      p.stdlog,
+	}
+}
+
+// rewrite points a request at the server.
+func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
+	out := pr.Out
+	out.URL.Scheme, out.URL.Host = p.upstream.Scheme, p.upstream.Host
+	if prefix := strings.TrimRight(p.upstream.Path, "/"); prefix != "" {
+		out.URL.Path = prefix + out.URL.Path
+		if out.URL.RawPath != "" {
+			out.URL.RawPath = strings.TrimRight(p.upstream.EscapedPath(), "/") + out.URL.RawPath
+		}
+	}
+	out.Host = ""
+	// llama-server closes a connection behind a streamed answer without saying
+	// so; whatever is sent on it next is lost. Only a request without a body can
+	// be sent again, so all others get a connection of their own.
+	out.Close = out.Method != http.MethodGet && out.Method != http.MethodHead
+	// ReverseProxy drops what it cannot parse from a query; a proxy that is not
+	// there would not.
+	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
+	// The values of request trailers arrive with the end of the body, in the
+	// inbound request's map.
+	out.Trailer = pr.In.Trailer
+	// ReverseProxy also strips these, for proxies that set them anew.
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v, ok := pr.In.Header[name]; ok {
+			out.Header[name] = v
+		}
+	}
+	for _, name := range ownRequestHeaders {
+		out.Header.Del(name)
+	}
+	p.credentials(out.Header)
+}
+
+// credentials replaces consumed client keys, and adds the server's key where
+// the client presents none.
+func (p *Proxy) credentials(h http.Header) {
+	if len(p.apiKeys) > 0 {
+		h.Del("Authorization")
+		h.Del("X-Api-Key")
+	}
+	if p.upstreamKey != "" && h.Get("Authorization") == "" && h.Get("X-Api-Key") == "" {
+		h.Set("Authorization", "Bearer "+p.upstreamKey)
+	}
+}
+
+// unnamed keeps net/http from adding header fields that the server did not
+// send: a Date, a sniffed content type.
+func unnamed(w http.ResponseWriter) {
+	w.Header()["Date"] = nil
+	w.Header()["Content-Type"] = nil
+}
+
+// failed answers for a server that gave no answer.
+func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
+	rec := recordOf(r.Context())
+	if r.Context().Err() != nil {
+		rec.reason = "client_gone"
+		w.WriteHeader(statusClientGone) // nobody reads it; the log does
+		return
+	}
+	f := p.failureOf(err)
+	rec.reason = f.Code
+	f.write(w)
+}
+
+// errUpstreamTimeout is the cause of a cancelled wait for the first byte.
+var errUpstreamTimeout = errors.New("no first byte in time")
+
+// failureOf says what went wrong with the server in the words of a person who
+// can mend it. The underlying error may quote an answer, so only what is known
+// to be harmless is shown.
+func (p *Proxy) failureOf(err error) *failure {
+	var own *failure
+	switch {
+	case errors.As(err, &own):
+		return own
+	case errors.Is(err, errUpstreamTimeout) || errors.Is(err, context.DeadlineExceeded):
+		return &failure{
+			Status: http.StatusGatewayTimeout, Type: serverError, Code: "upstream_timeout",
+			Message: fmt.Sprintf("the server at %s sent no first byte within %s; raise upstream.timeout, or set it to 0 to wait as long as prefill takes", p.shownUpstream(), p.timeout),
+		}
+	}
+	p.tracker.Invalidate("connection failed")
+	why := "the connection broke before an answer came"
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		why = "it does not accept connections; start it, or set upstream.url"
+	}
+	return &failure{
+		Status: http.StatusBadGateway, Type: serverError, Code: "upstream_unreachable",
+		Message: fmt.Sprintf("no answer from the server at %s: %s", p.shownUpstream(), why),
+	}
+}
+
+// shownUpstream is the server's address without what could be secret in it.
+func (p *Proxy) shownUpstream() string {
+	return (&url.URL{Scheme: p.upstream.Scheme, Host: p.upstream.Host, Path: p.upstream.Path}).String()
+}
