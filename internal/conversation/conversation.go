@@ -73,6 +73,8 @@ type Conversation struct {
 	// ID is a name for headers, logs and the API; never a key.
 	ID string
 
+	compacting sync.Mutex // see Compact
+
 	mu         sync.Mutex
 	last       transcript.Hash // chain value of the whole list of its last request
 	system     transcript.Hash
@@ -80,6 +82,14 @@ type Conversation struct {
 	checkpoint *Checkpoint // the one it last used
 	anchor     compaction.Anchor
 	full       int // tokens of an answer that filled the window, 0 if none did
+}
+
+// Compact runs do while no other compaction of this conversation runs: two
+// identical requests in flight share one.
+func (c *Conversation) Compact(do func()) {
+	c.compacting.Lock()
+	defer c.compacting.Unlock()
+	do()
 }
 
 // Anchor returns the last reports.
@@ -162,17 +172,35 @@ func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
 	defer x.mu.Unlock()
 	if c := x.find(r); c != nil {
 		x.advance(c, r)
-		if cp := c.checkpoint; cp != nil && cp.N < len(r.Chain) && r.Chain[cp.N] == cp.Chain {
-			x.checkpoints.Get(cp.Chain) // used: keep it
-			return c, cp
+		if !c.checkpoint.covers(r.Chain) {
+			c.checkpoint = nil
+			return c, nil
 		}
-		c.checkpoint = nil
-		return c, nil
+		x.checkpoints.Get(c.checkpoint.Chain) // used: keep it
+		return c, c.checkpoint
 	}
 	c := &Conversation{ID: x.name(r), checkpoint: x.longest(r)}
 	x.live.Add(c.ID, c)
 	x.advance(c, r)
 	return c, c.checkpoint
+}
+
+// covers reports whether the checkpoint replaces the beginning of the list that
+// has this chain.
+func (c *Checkpoint) covers(chain []transcript.Hash) bool {
+	return c != nil && c.N < len(chain) && chain[c.N] == c.Chain
+}
+
+// Latest returns the conversation's checkpoint if it covers the list that has
+// this chain, nil otherwise. It changes while a request is under way when
+// another request of the conversation compacts it.
+func (x *Index) Latest(c *Conversation, chain []transcript.Hash) *Checkpoint {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c.checkpoint.covers(chain) {
+		return c.checkpoint
+	}
+	return nil
 }
 
 // find looks for the live conversation whose last list is the longest prefix of

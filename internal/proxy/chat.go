@@ -180,8 +180,7 @@ func (ex *exchange) plan(h http.Header, plain []byte) error {
 	tools := body.Tools()
 
 	ex.chain = p.fingerprints.Chain(credentials(h), ex.originals)
-	var checkpoint *conversation.Checkpoint
-	ex.conv, checkpoint = p.index.Resolve(conversation.Request{
+	ex.conv, ex.checkpoint = p.index.Resolve(conversation.Request{
 		Chain:  ex.chain,
 		System: p.fingerprints.Chain(nil, system)[len(system)],
 		Tools:  hash(tools),
@@ -190,23 +189,32 @@ func (ex *exchange) plan(h http.Header, plain []byte) error {
 	p.tracker.Touch()
 	ex.window = p.tracker.Window(body.Model).Tokens
 
-	ex.entries = compaction.Entries(ex.originals, 0)
-	if checkpoint != nil {
-		ex.replayed = len(checkpoint.Entries)
-		ex.entries = append(append(make([]compaction.Entry, 0, len(ex.originals)), checkpoint.Entries...),
-			compaction.Entries(ex.originals[checkpoint.N:], checkpoint.N)...)
+	if err := ex.list(); err != nil {
+		return err
+	}
+	ex.forecast()
+	if full := ex.conv.TakeFull(); full > 0 {
+		ex.recoverFull(full)
+	}
+	return nil
+}
+
+// list makes the effective list: the checkpoint replayed, the new messages as
+// they came, the pairing mended.
+func (ex *exchange) list() error {
+	ex.entries, ex.replayed = compaction.Entries(ex.originals, 0), 0
+	if cp := ex.checkpoint; cp != nil {
+		ex.replayed = len(cp.Entries)
+		ex.entries = append(append(make([]compaction.Entry, 0, len(ex.originals)), cp.Entries...),
+			compaction.Entries(ex.originals[cp.N:], cp.N)...)
 		ex.did("replay")
 	}
 	repaired, err := ex.pair()
 	if err != nil {
 		return err
 	}
-	if repaired || checkpoint != nil {
+	if repaired || ex.checkpoint != nil {
 		ex.compose()
-	}
-	ex.forecast()
-	if full := ex.conv.TakeFull(); full > 0 {
-		ex.recoverFull(full)
 	}
 	return nil
 }

@@ -36,15 +36,16 @@ type exchange struct {
 	wire []byte
 
 	// The plan.
-	leading   int // system messages that open the list
-	originals []transcript.Message
-	chain     []transcript.Hash
-	conv      *conversation.Conversation
-	entries   []compaction.Entry // the effective list behind the system messages
-	replayed  int                // entries that came from a checkpoint
-	open      int                // entries before a batch that is still open
-	window    int                // tokens, 0 if unknown
-	maxTokens int                // a lowered cap on the answer, 0 if untouched
+	leading    int // system messages that open the list
+	originals  []transcript.Message
+	chain      []transcript.Hash
+	conv       *conversation.Conversation
+	checkpoint *conversation.Checkpoint // the one that is replayed, nil if none
+	entries    []compaction.Entry       // the effective list behind the system messages
+	replayed   int                      // entries that came from the checkpoint
+	open       int                      // entries before a batch that is still open
+	window     int                      // tokens, 0 if unknown
+	maxTokens  int                      // a lowered cap on the answer, 0 if untouched
 
 	// What happened.
 	pooled    bool // sent again as it was, after the shared pool was exhausted
@@ -95,8 +96,10 @@ func (ex *exchange) sentBytes() int {
 func (ex *exchange) rewrite(pr *httputil.ProxyRequest) {
 	ex.p.rewrite(pr)
 	h := pr.Out.Header
-	h.Del("Accept-Encoding") // the answer is read as it passes
-	h.Del("Expect")          // the body is here already
+	if ex.mode == config.ModeOn {
+		h.Del("Accept-Encoding") // the answer is read as it passes
+	}
+	h.Del("Expect") // the body is here already
 	if ex.p.sendID && ex.conv != nil {
 		h.Set(headerConversation, ex.conv.ID)
 	}
@@ -274,28 +277,41 @@ func (ex *exchange) lowerCap(refusal upstream.Refusal) bool {
 	return true
 }
 
-// recover makes the refused list fit and files the result as a checkpoint
-// before it is sent.
+// recover makes the refused list fit.
 func (ex *exchange) recover(refusal upstream.Refusal) bool {
 	prompt := refusal.PromptTokens
 	if refusal.AtLeast || prompt <= 0 {
 		prompt, _ = ex.conv.Anchor().Forecast(ex.sentBytes())
 	}
-	return ex.recoverFrom(prompt, refusal.Window)
+	return ex.compact(prompt, refusal.Window)
 }
 
 // recoverFull makes room before the request leaves: the last answer ended
 // because the window was full.
 func (ex *exchange) recoverFull(full int) {
-	if ex.recoverFrom(max(full, ex.rec.forecast), ex.window) {
-		ex.compose()
-	}
+	ex.compact(max(full, ex.rec.forecast), ex.window)
 }
 
-func (ex *exchange) recoverFrom(prompt, window int) bool {
-	p := ex.p
+// compact makes the list fit, one request of a conversation at a time: where
+// another one with the same beginning has just done it, its checkpoint serves
+// both.
+func (ex *exchange) compact(prompt, window int) (ok bool) {
 	start := time.Now()
-	defer func() { p.metrics.Stage(metrics.StageRecover, start) }()
+	defer func() { ex.p.metrics.Stage(metrics.StageRecover, start) }()
+	ex.conv.Compact(func() {
+		if cp := ex.p.index.Latest(ex.conv, ex.chain); cp != nil && cp != ex.checkpoint && ex.mode == config.ModeOn {
+			ex.checkpoint, ex.recovered = cp, true
+			ok = ex.list() == nil
+			return
+		}
+		ok = ex.compactAnew(prompt, window)
+	})
+	return ok
+}
+
+// compactAnew files what it makes as a checkpoint before it is sent.
+func (ex *exchange) compactAnew(prompt, window int) bool {
+	p := ex.p
 	out, err := p.settings.Recover(compaction.Request{
 		Entries:   ex.entries,
 		Originals: ex.originals,
@@ -318,14 +334,11 @@ func (ex *exchange) recoverFrom(prompt, window int) bool {
 	}
 	ex.did("recovery")
 	ex.recovered = true
-	result := metrics.ResultInstalled
 	if ex.mode == config.ModeObserve {
-		result = metrics.ResultObserved
-	}
-	p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), result).Inc()
-	if ex.mode == config.ModeObserve {
+		p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultObserved).Inc()
 		return true
 	}
+	p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultInstalled).Inc()
 	for pass, removed := range out.Removed {
 		p.metrics.PassRemoved.WithLabelValues(string(pass)).Add(float64(max(removed, 0)))
 	}
@@ -333,7 +346,8 @@ func (ex *exchange) recoverFrom(prompt, window int) bool {
 	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
 	ex.entries = out.Entries
 	if out.N > 0 {
-		p.index.File(ex.conv, conversation.NewCheckpoint(out.N, ex.chain[out.N], out.Entries[:out.Covered]))
+		ex.checkpoint = conversation.NewCheckpoint(out.N, ex.chain[out.N], out.Entries[:out.Covered])
+		p.index.File(ex.conv, ex.checkpoint)
 	}
 	ex.conv.Retire()
 	ex.rec.forecast = out.After
@@ -423,6 +437,9 @@ func (ex *exchange) finish() {
 		return
 	}
 	ex.conv.Observe(compaction.Report{Tokens: a.Prompt, Bytes: ex.sentBytes()})
+	if p.answersChanged(ex.body.Model, a.model) {
+		p.tracker.Invalidate("an answer named another model")
+	}
 	total := a.Prompt + a.Completion
 	if ex.window > 0 && total >= ex.window && strings.Contains(a.Finish, "length") || upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
 		ex.conv.MarkFull(total)

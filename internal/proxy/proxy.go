@@ -8,6 +8,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -71,6 +72,7 @@ type Proxy struct {
 	log          *zap.Logger
 	stdlog       *log.Logger
 	pool         *pool
+	answered     answeredModels
 	pass         *httputil.ReverseProxy
 	handler      http.Handler
 }
@@ -188,4 +190,28 @@ func (p *Proxy) modeOf(h http.Header) config.Mode {
 		return mode
 	}
 	return p.mode
+}
+
+// answeredModels remembers which model answered for a requested name: another
+// one may have another window.
+type answeredModels struct {
+	mu     sync.Mutex
+	byName map[string]string
+}
+
+// answersChanged notes who answered and reports whether it was another model
+// the last time.
+func (p *Proxy) answersChanged(requested, answered string) bool {
+	if answered == "" {
+		return false
+	}
+	m := &p.answered
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last, known := m.byName[requested]
+	if len(m.byName) >= 1000 || m.byName == nil { // names are a client's to choose
+		m.byName = map[string]string{}
+	}
+	m.byName[requested] = answered
+	return known && last != answered
 }

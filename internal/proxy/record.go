@@ -77,6 +77,8 @@ func (p *Proxy) recorded(next http.Handler) http.Handler {
 				status = http.StatusOK
 			case r.Context().Err() != nil && !finished, status == 0:
 				status = statusClientGone
+			case !finished:
+				rec.reason = "upstream_broke" // and so the client's connection
 			}
 			p.metrics.Requests.WithLabelValues(rec.route, strconv.Itoa(status)).Inc()
 			p.metrics.Duration.WithLabelValues(rec.route).Observe(time.Since(start).Seconds())
