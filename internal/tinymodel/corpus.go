@@ -51,7 +51,8 @@ func goroot() (string, error) {
 	if root := strings.TrimSpace(string(out)); err == nil && root != "" {
 		return root, nil
 	}
-	if root := runtime.GOROOT(); root != "" { //nolint:staticcheck // only where there is no go command
+	//lint:ignore SA1019 only where there is no go command
+	if root := runtime.GOROOT(); root != "" {
 		return root, nil
 	}
 	if err == nil {

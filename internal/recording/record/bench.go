@@ -288,7 +288,8 @@ var (
 // mask takes this machine and this run out of a result.
 func (b *bench) mask(s string) string {
 	s = strings.ReplaceAll(s, b.home, shownHome)
-	s = strings.ReplaceAll(s, runtime.GOROOT(), "/usr/local/go") //nolint:staticcheck // the path in the output is the one of the go command that runs us
+	//lint:ignore SA1019 the path in the output is the one of the go command that runs us
+	s = strings.ReplaceAll(s, runtime.GOROOT(), "/usr/local/go")
 	s = durations.ReplaceAllString(s, "0.00s")
 	s = addresses.ReplaceAllString(s, "0xc000012180")
 	s = offsets.ReplaceAllString(s, "+0x1d4")
