@@ -15,14 +15,14 @@ import (
 // The newest call of a tool that keeps state stays whole, because that is the
 // only place where the plan stands.
 func (s Settings) clipCalls(entries []Entry, newest int) {
-	plan := s.newestStateCall(entries)
+	plan := s.newestStateCall(Messages(entries))
 	for i := range entries[:newest] {
 		m := entries[i].Message
-		if m.Role != transcript.Assistant {
+		if m.Role != transcript.Assistant || entries[i].Edit != Untouched {
 			continue
 		}
 		for c, call := range m.Calls {
-			if i == plan.entry && c == plan.call {
+			if i == plan.message && c == plan.call {
 				continue
 			}
 			if short := clipStrings(call.Arguments, 2*s.ThinChars); len(short) < len(call.Arguments) {
@@ -40,14 +40,14 @@ func (s Settings) clipCalls(entries []Entry, newest int) {
 	}
 }
 
-type callRef struct{ entry, call int }
+type callRef struct{ message, call int }
 
-// newestStateCall finds the newest call that holds the agent's plan, entry -1
+// newestStateCall finds the newest call that holds the agent's plan, message -1
 // if there is none.
-func (s Settings) newestStateCall(entries []Entry) callRef {
-	for i := len(entries) - 1; i >= 0; i-- {
-		for c := len(entries[i].Calls) - 1; c >= 0; c-- {
-			if _, ok := s.Tools.StateTool(entries[i].Calls[c].Name); ok {
+func (s Settings) newestStateCall(list []transcript.Message) callRef {
+	for i := len(list) - 1; i >= 0; i-- {
+		for c := len(list[i].Calls) - 1; c >= 0; c-- {
+			if _, ok := s.Tools.StateTool(list[i].Calls[c].Name); ok {
 				return callRef{i, c}
 			}
 		}
@@ -59,6 +59,9 @@ func (s Settings) newestStateCall(entries []Entry) callRef {
 // limit characters. Keys and everything else keep their bytes. Text that is not
 // JSON comes back as it is.
 func clipStrings(text []byte, limit int) []byte {
+	if len(text) <= limit || !jsontext.Value(text).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) {
+		return text
+	}
 	d := jsontext.NewDecoder(bytes.NewBuffer(text), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	var out []byte
 	done := 0
@@ -115,12 +118,12 @@ func (s Settings) clipLargest(entries []Entry, target int) {
 }
 
 func (s Settings) clipTo(entries []Entry, target, spare int) {
-	plan := s.newestStateCall(entries)
+	plan := s.newestStateCall(Messages(entries))
 	clipped := func(limit int) []Entry {
 		out := append([]Entry(nil), entries...)
 		for i := range out {
 			if i != spare && out[i].ContentBytes() > limit {
-				out[i] = out[i].clipped(limit, i == plan.entry, plan.call)
+				out[i] = out[i].clipped(limit, i == plan.message, plan.call)
 			}
 		}
 		return out

@@ -23,4 +23,4 @@ func (s Settings) collapse(entries []Entry) {
 	}
 }
 
-const collapsedText = "[This call failed again later in the same way; the newest failure is kept in full. Repeating it unchanged has not worked.]"
+const collapsedText = "[This call failed again later in the same way; the newest failure stands further down. Repeating it unchanged has not worked.]"

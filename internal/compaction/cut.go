@@ -1,14 +1,15 @@
 package compaction
 
 import (
-	"fmt"
 	"strings"
 	"unicode/utf8"
 )
 
 // headTail keeps the first head and the last tail characters of a text, with
-// a line between them that says how much is missing. It returns the text
-// itself where that would not be shorter. Characters are never split.
+// a line between them that says that something is missing. It does not say how
+// much: a text may be cut again later, and a figure would then be wrong. The
+// text itself comes back where the cut would not be shorter. Characters are
+// never split.
 func headTail(text string, head, tail int) string {
 	start := byteOffset(text, head)
 	end := len(text)
@@ -23,7 +24,8 @@ func headTail(text string, head, tail int) string {
 }
 
 // headLine keeps the first head characters and the last line, of which at most
-// line characters: agents put the path of a spilled output there.
+// line characters: agents put the path of a spilled output there. White space at
+// the end is no line.
 func headLine(text string, head, line int) string {
 	trimmed := strings.TrimRight(text, "\n\r ")
 	start := byteOffset(text, head)
@@ -35,19 +37,23 @@ func headLine(text string, head, line int) string {
 	if end <= start {
 		return text
 	}
-	return cutBetween(text, start, end)
-}
-
-func cutBetween(text string, start, end int) string {
-	if start >= end {
+	short := cutBetween(trimmed, start, end)
+	if len(short) == len(trimmed) {
 		return text
 	}
-	short := fmt.Sprintf("%s\n[%d characters were removed here to save context]\n%s",
-		text[:start], utf8.RuneCountInString(text[start:end]), text[end:])
-	if len(short) >= len(text) {
-		return text
+	if strings.HasSuffix(text, "\n") {
+		short += "\n"
 	}
 	return short
+}
+
+const cutMarker = "\n[text was removed here to save context]\n"
+
+func cutBetween(text string, start, end int) string {
+	if end-start <= len(cutMarker) {
+		return text
+	}
+	return text[:start] + cutMarker + text[end:]
 }
 
 // byteOffset is the offset after n characters.

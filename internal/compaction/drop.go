@@ -1,6 +1,7 @@
 package compaction
 
 import (
+	"sort"
 	"strings"
 	"unicode/utf8"
 
@@ -13,27 +14,28 @@ import (
 // assistant message and is at least the newest turn. Where nothing can go, the
 // entries come back as they are.
 func (s Settings) drop(entries []Entry, originals []transcript.Message, sc Scale, target int) []Entry {
-	best := entries
+	var cuts []int // where the kept part may begin
 	for _, t := range turns(entries) {
-		if t.Start == 0 || t.Role != transcript.Assistant || entries[t.Start-1].End < 0 {
-			continue
-		}
-		out := s.dropBefore(entries, t.Start, originals, sc)
-		if weightOf(out) >= weightOf(best) {
-			continue
-		}
-		best = out
-		if weightOf(out) <= target {
-			return best
+		if t.Start > 0 && t.Role == transcript.Assistant && entries[t.Start-1].End >= 0 {
+			cuts = append(cuts, t.Start)
 		}
 	}
-	// No assistant turn is left to begin at: only the newest instruction stays.
+	// Behind the last assistant turn only the newest instruction stays.
 	if n := len(entries); n > 1 && entries[n-1].Role == transcript.User && entries[n-1].End >= 0 {
-		if out := s.dropBefore(entries, n, originals, sc); weightOf(out) < weightOf(best) {
-			best = out
-		}
+		cuts = append(cuts, n)
 	}
-	return best
+	if len(cuts) == 0 {
+		return entries
+	}
+	// The weight falls from cut to cut, but for facts, which are bounded.
+	first := sort.Search(len(cuts), func(i int) bool {
+		return weightOf(s.dropBefore(entries, cuts[i], originals, sc)) <= target
+	})
+	out := s.dropBefore(entries, cuts[min(first, len(cuts)-1)], originals, sc)
+	if weightOf(out) >= weightOf(entries) {
+		return entries
+	}
+	return out
 }
 
 // dropBefore keeps the task, with facts behind it, and the entries from at on.
@@ -68,7 +70,7 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 	if pinned != "" {
 		blocks = append(blocks, instructionHeader+"\n"+headTail(pinned, 4*limit, 4*limit))
 	}
-	if state := s.state(entries, at, limit); state != "" {
+	if state := s.state(entries[at:], dropped, limit); state != "" {
 		blocks = append(blocks, stateHeader+"\n"+state)
 	}
 	if len(blocks) == 0 {
@@ -94,13 +96,17 @@ func withoutNewest(list []transcript.Message, pinned string) []transcript.Messag
 	return list
 }
 
-// state is the agent's plan where its newest call is dropped.
-func (s Settings) state(entries []Entry, at, limit int) string {
-	ref := s.newestStateCall(entries)
-	if !s.CarriedState || ref.entry < 0 || ref.entry >= at {
+// state is the agent's plan where its newest call is dropped: it is looked for in
+// the originals, so that it survives one drop after another.
+func (s Settings) state(kept []Entry, dropped []transcript.Message, limit int) string {
+	if !s.CarriedState || s.newestStateCall(Messages(kept)).message >= 0 {
 		return ""
 	}
-	call := entries[ref.entry].Calls[ref.call]
+	ref := s.newestStateCall(dropped)
+	if ref.message < 0 {
+		return ""
+	}
+	call := dropped[ref.message].Calls[ref.call]
 	text, ok := s.Tools.State(call.Name, call.Arguments)
 	if !ok {
 		return ""

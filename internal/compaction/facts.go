@@ -2,6 +2,7 @@ package compaction
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -18,25 +19,28 @@ const (
 )
 
 // facts states what code can say about dropped originals without any model:
-// what the user said since the task (newest first, verbatim), files written and
-// read, failures that still stand, and system messages from the stretch. It is
+// system messages from the stretch, what the user said since the task (newest
+// first, verbatim), files written and read, failures that still stand. It is
 // made from the originals, which the client sends again on each request, so it
 // cannot drift from one compaction to the next. limit is in characters; "" is
 // returned for a stretch without facts.
 func (s Settings) facts(dropped []transcript.Message, limit int) string {
-	b := bounded{room: limit - utf8.RuneCountInString(factsHeader)}
-	b.section("Said by the user, newest first:", s.said(dropped))
-	written, read, failed := s.worked(dropped)
-	b.section("Files written:", written)
-	b.section("Files read:", read)
-	b.section("Calls that failed and have not succeeded since:", failed)
 	var system []string
 	for i := range dropped {
 		if dropped[i].Role.Instructs() {
 			system = append(system, dropped[i].Text())
 		}
 	}
-	b.section("System messages:", system)
+	said := s.said(dropped)
+	written, read, failed := s.worked(dropped)
+	b := bounded{room: limit - utf8.RuneCountInString(factsHeader)}
+	// What instructs comes first, and neither the operator nor a talkative user
+	// crowds out the rest.
+	b.section("System messages:", system, b.room/2)
+	b.section("Said by the user, newest first:", said, b.room*2/3)
+	b.section("Files written:", written, b.room)
+	b.section("Calls that failed and have not succeeded since:", failed, b.room)
+	b.section("Files read:", read, b.room)
 	if b.text.Len() == 0 {
 		return ""
 	}
@@ -49,40 +53,42 @@ type bounded struct {
 	room int
 }
 
-func (b *bounded) section(title string, items []string) {
+// section adds what fits into room characters; the first item that does not fit
+// is cut short, and the rest left out.
+func (b *bounded) section(title string, items []string, room int) {
 	for i, item := range items {
 		line := "\n- " + strings.ReplaceAll(strings.TrimSpace(item), "\n", "\n  ")
 		if i == 0 {
 			line = "\n\n" + title + line
 		}
 		n := utf8.RuneCountInString(line)
-		if n > b.room {
-			if b.room > 80 {
-				b.text.WriteString(ellipsis(line, b.room-1))
+		if n > room {
+			if room > len(title)+40 {
+				b.text.WriteString(ellipsis(line, room-1))
+				b.room -= room
 			}
-			b.room = 0
 			return
 		}
 		b.text.WriteString(line)
+		room -= n
 		b.room -= n
 	}
 }
 
-// said lists the user's texts except the first, which is the task.
+// said lists the user's texts behind the first user message, which is the task.
 func (s Settings) said(dropped []transcript.Message) []string {
 	var texts []string
+	task := true
 	for i := range dropped {
-		if dropped[i].Role == transcript.User {
-			if t := strings.TrimSpace(dropped[i].Text()); t != "" {
-				texts = append(texts, t)
-			}
+		if dropped[i].Role != transcript.User {
+			continue
 		}
+		if t := strings.TrimSpace(dropped[i].Text()); t != "" && !task {
+			texts = append(texts, t)
+		}
+		task = false
 	}
-	if len(texts) < 2 {
-		return nil
-	}
-	texts = texts[1:]
-	reverse(texts)
+	slices.Reverse(texts)
 	return texts
 }
 
@@ -122,10 +128,4 @@ func (s Settings) worked(dropped []transcript.Message) (written, read, failed []
 		}
 	}
 	return written, read, failed
-}
-
-func reverse(list []string) {
-	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
-		list[i], list[j] = list[j], list[i]
-	}
 }

@@ -114,7 +114,7 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 		step(PassDrop, func() { entries = s.drop(entries, req.Originals, sc, target) })
 		if dropped -= len(entries); dropped > 0 {
 			covered = max(covered-dropped, 1)
-			req.Open -= dropped
+			req.Open = max(req.Open-dropped, 0)
 		}
 	}
 	if size >= before {

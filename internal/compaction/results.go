@@ -9,25 +9,27 @@ import (
 // result is a tool result as the passes see it.
 type result struct {
 	at      int // index of its entry
+	edit    Edit
 	call    transcript.Call
 	target  agents.Target
 	text    string
 	outcome agents.Outcome // a refusal by a person, a hook or a policy is never touched
 }
 
-// results lists the results that no compaction has touched yet, oldest first.
+// results lists the answered results that still say something, oldest first:
+// not those that a marker has replaced.
 func (s Settings) results(entries []Entry) []result {
 	answered := pairing.Answered(Messages(entries))
 	var all []result
 	for i := range entries {
 		ref, ok := answered[i]
-		if !ok || entries[i].Edit != Untouched {
+		if !ok || entries[i].Edit == Evicted || entries[i].Edit == Collapsed {
 			continue
 		}
 		call := entries[ref.Message].Calls[ref.Call]
 		text := entries[i].Text()
 		all = append(all, result{
-			at: i, call: call, text: text,
+			at: i, edit: entries[i].Edit, call: call, text: text,
 			target:  s.Tools.Target(call.Name, call.Arguments),
 			outcome: s.Tools.Outcome(call.Name, text),
 		})

@@ -1,6 +1,8 @@
 package compaction
 
 import (
+	"math"
+
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
@@ -20,7 +22,11 @@ func Weight(list []transcript.Message) int {
 }
 
 func weight(m *transcript.Message) int {
-	return m.ContentBytes() + messageWeight*(1+len(m.Calls)) + 2*denseBytes(m.Raw())
+	n := m.ContentBytes() + messageWeight*(1+len(m.Calls))
+	for literal := range m.Literals {
+		n += 2 * denseBytes(literal)
+	}
+	return n
 }
 
 func weightOf(entries []Entry) int {
@@ -47,6 +53,9 @@ func denseBytes(b []byte) int {
 			total += run
 		}
 		run = 0
+	}
+	if run >= long {
+		total += run
 	}
 	return total
 }
@@ -79,7 +88,7 @@ func (s Scale) Rate() float64 {
 }
 
 // Tokens converts the weight of a list to the tokens of its whole prompt.
-func (s Scale) Tokens(list int) int { return int(s.Rate() * float64(s.Overhead+list)) }
+func (s Scale) Tokens(list int) int { return int(math.Round(s.Rate() * float64(s.Overhead+list))) }
 
 // weightFor is the list weight that gives a prompt of that many tokens.
 func (s Scale) weightFor(tokens int) int { return int(float64(tokens)/s.Rate()) - s.Overhead }

@@ -7,7 +7,7 @@ import "github.com/compactproxy/compactproxy/internal/agents"
 // stands, a result is large and can be fetched again.
 func (s Settings) thin(entries []Entry, tail int) {
 	for _, r := range s.results(entries[:tail]) {
-		if r.outcome != agents.Refused {
+		if r.outcome != agents.Refused && r.edit != Thinned {
 			replace(entries, r.at, headLine(r.text, s.ThinChars, s.ThinChars), Thinned)
 		}
 	}
@@ -20,7 +20,7 @@ func (s Settings) thin(entries []Entry, tail int) {
 // again, for ever.
 func (s Settings) capResults(entries []Entry, tail, limit int) {
 	for _, r := range s.results(entries) {
-		if r.at >= tail && r.outcome != agents.Refused {
+		if r.at >= tail && r.edit == Untouched && r.outcome != agents.Refused {
 			replace(entries, r.at, headTail(r.text, limit/2, limit-limit/2), Capped)
 		}
 	}

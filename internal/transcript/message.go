@@ -133,6 +133,26 @@ func (m *Message) ContentBytes() int {
 	return n
 }
 
+// Literals yields what a model reads in this message as it stands in the
+// bytes: the literals of text, reasoning and arguments, escapes and all.
+func (m *Message) Literals(yield func([]byte) bool) {
+	for _, p := range m.Parts {
+		if p.Kind == TextPart && !yield(m.raw[p.text.start:p.text.end]) {
+			return
+		}
+	}
+	for _, s := range m.reasoning {
+		if !yield(m.raw[s.start:s.end]) {
+			return
+		}
+	}
+	for _, c := range m.Calls {
+		if c.arguments.exists() && !yield(m.raw[c.arguments.start:c.arguments.end]) {
+			return
+		}
+	}
+}
+
 // Images counts the image parts.
 func (m *Message) Images() int {
 	n := 0
