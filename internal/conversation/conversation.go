@@ -79,7 +79,7 @@ type Conversation struct {
 	last       transcript.Hash // chain value of the whole list of its last request
 	system     transcript.Hash
 	tools      transcript.Hash
-	checkpoint *Checkpoint // the one it last used
+	checkpoint transcript.Hash // chain value of the one it last used, zero for none
 	anchor     compaction.Anchor
 	full       int // tokens of an answer that filled the window, 0 if none did
 }
@@ -149,6 +149,7 @@ type Index struct {
 	checkpoints *simplelru.LRU[transcript.Hash, *Checkpoint]
 	live        *simplelru.LRU[string, *Conversation]
 	byEnd       map[transcript.Hash][]*Conversation
+	serial      int // of conversations that opened with bytes of a live one
 }
 
 // NewIndex bounds the index by live conversations and bytes of checkpoints.
@@ -172,23 +173,33 @@ func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
 	defer x.mu.Unlock()
 	if c := x.find(r); c != nil {
 		x.advance(c, r)
-		if !c.checkpoint.covers(r.Chain) {
-			c.checkpoint = nil
-			return c, nil
+		cp := x.own(c, r.Chain)
+		if cp == nil {
+			c.checkpoint = transcript.Hash{}
 		}
-		x.checkpoints.Get(c.checkpoint.Chain) // used: keep it
-		return c, c.checkpoint
+		return c, cp
 	}
-	c := &Conversation{ID: x.name(r), checkpoint: x.longest(r)}
+	c := &Conversation{ID: x.name(r)}
+	if len(r.Chain) == 1 { // no message: nothing to know it by next time
+		return c, nil
+	}
+	cp := x.longest(r)
+	if cp != nil {
+		c.checkpoint = cp.Chain
+	}
 	x.live.Add(c.ID, c)
 	x.advance(c, r)
-	return c, c.checkpoint
+	return c, cp
 }
 
-// covers reports whether the checkpoint replaces the beginning of the list that
-// has this chain.
-func (c *Checkpoint) covers(chain []transcript.Hash) bool {
-	return c != nil && c.N < len(chain) && chain[c.N] == c.Chain
+// own is the checkpoint that a conversation last used, nil if it has none, or it
+// was pushed out, or it does not cover the list that has this chain.
+func (x *Index) own(c *Conversation, chain []transcript.Hash) *Checkpoint {
+	cp, ok := x.checkpoints.Get(c.checkpoint)
+	if !ok || cp.N >= len(chain) || chain[cp.N] != cp.Chain {
+		return nil
+	}
+	return cp
 }
 
 // Latest returns the conversation's checkpoint if it covers the list that has
@@ -197,10 +208,7 @@ func (c *Checkpoint) covers(chain []transcript.Hash) bool {
 func (x *Index) Latest(c *Conversation, chain []transcript.Hash) *Checkpoint {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if c.checkpoint.covers(chain) {
-		return c.checkpoint
-	}
-	return nil
+	return x.own(c, chain)
 }
 
 // find looks for the live conversation whose last list is the longest prefix of
@@ -252,7 +260,7 @@ func (x *Index) unlist(c *Conversation) {
 func (x *Index) File(c *Conversation, cp *Checkpoint) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	c.checkpoint = cp
+	c.checkpoint = cp.Chain
 	x.checkpoints.Remove(cp.Chain)
 	x.checkpoints.Add(cp.Chain, cp)
 	x.bytes += cp.bytes
@@ -275,11 +283,11 @@ func (x *Index) Stats() Stats {
 // Workers of a swarm open with the same bytes: those are numbered.
 func (x *Index) name(r Request) string {
 	end := r.end()
-	seed := append(append(end[:], r.System[:]...), r.Tools[:]...)
-	for n := 0; ; n++ {
-		sum := sha256.Sum256(strconv.AppendInt(seed, int64(n), 10))
-		if id := hex.EncodeToString(sum[:6]); !x.live.Contains(id) {
-			return id
-		}
+	sum := sha256.Sum256(append(append(end[:], r.System[:]...), r.Tools[:]...))
+	id := hex.EncodeToString(sum[:6])
+	if x.live.Contains(id) {
+		x.serial++
+		id += "-" + strconv.Itoa(x.serial)
 	}
+	return id
 }

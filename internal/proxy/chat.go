@@ -28,7 +28,7 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec.route = "chat"
 	mode := p.modeOf(r.Header)
 	rec.mode = string(mode)
-	unnamed(w)
+	w = plainWriter{w}
 	if mode == config.ModeOff {
 		p.pass.ServeHTTP(w, r)
 		return
@@ -36,7 +36,7 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec.session = label(r.Header.Get(headerSession))
 
 	start := time.Now()
-	raw, plain, err := p.readBody(w, r)
+	raw, plain, decoded, err := p.readBody(w, r)
 	if err != nil {
 		p.failed(w, r, err)
 		return
@@ -45,7 +45,7 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec.bodyBytes = len(plain)
 
 	planning := time.Now()
-	ex := &exchange{p: p, rec: rec, mode: mode, raw: raw, wire: plain, start: start}
+	ex := &exchange{p: p, rec: rec, mode: mode, decoded: decoded, wire: plain, start: start}
 	if mode == config.ModeObserve {
 		ex.wire = raw
 	}
@@ -81,45 +81,47 @@ func label(s string) string {
 // readBody returns the body as it came and as plain JSON text; both are the
 // same slice unless the client compressed it. llama-server answers 415 to a
 // compressed body, so the plain one goes on.
-func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request) (raw, plain []byte, err error) {
+func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request) (raw, plain []byte, decoded bool, err error) {
 	if r.ContentLength > p.maxBody {
-		return nil, nil, p.tooLarge()
+		return nil, nil, false, p.tooLarge()
 	}
 	idle := &idleReader{r: r.Body, extend: func() {
 		// A test's recorder has no deadlines; a connection does.
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.bodyIdle))
 	}}
 	raw, err = readLimited(idle, p.maxBody, r.ContentLength)
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if err == nil { // else net/http, which reads on to save the connection, would wait for ever
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	}
 	switch {
 	case errors.Is(err, errTooLarge):
-		return nil, nil, p.tooLarge()
+		return nil, nil, false, p.tooLarge()
 	case err != nil && isTimeout(err):
-		return nil, nil, &failure{
+		return nil, nil, false, &failure{
 			Status: http.StatusRequestTimeout, Type: invalidRequest, Code: "request_timeout",
 			Message: fmt.Sprintf("the request's body stopped coming for %s", p.bodyIdle),
 		}
 	case err != nil:
-		return nil, nil, &failure{
+		return nil, nil, false, &failure{
 			Status: http.StatusBadRequest, Type: invalidRequest, Code: "request_body_incomplete",
 			Message: "the request's body ended before it was complete",
 		}
 	}
 	if !strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
-		return raw, raw, nil
+		return raw, raw, false, nil
 	}
 	z, err := gzip.NewReader(bytes.NewReader(raw))
 	if err != nil {
-		return raw, raw, nil // not gzip: let the server say so
+		return raw, raw, false, nil // not gzip: let the server say so
 	}
 	plain, err = readLimited(z, p.maxBody, 0)
 	if errors.Is(err, errTooLarge) {
-		return nil, nil, p.tooLarge()
+		return nil, nil, false, p.tooLarge()
 	}
 	if err != nil {
-		return raw, raw, nil
+		return raw, raw, false, nil
 	}
-	return raw, plain, nil
+	return raw, plain, true, nil
 }
 
 func (p *Proxy) tooLarge() error {
@@ -250,9 +252,6 @@ func (ex *exchange) pair() (repaired bool, err error) {
 		}
 	}
 	ex.did("repair")
-	if action == metrics.ActionSeen {
-		return false, nil
-	}
 	ex.open = openFrom(ex.entries, legal, violations)
 	ex.entries = legal
 	return true, nil

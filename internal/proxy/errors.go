@@ -43,7 +43,6 @@ func (f *failure) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json; charset=utf-8")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Del("Date")
 	w.WriteHeader(f.Status)
 	_, _ = w.Write(body)
 }

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -31,9 +30,9 @@ type exchange struct {
 	start time.Time
 
 	// The request as it came, and what is sent for it.
-	raw  []byte
-	body *transcript.Body // nil if it was not understood
-	wire []byte
+	decoded bool             // the client had compressed the body
+	body    *transcript.Body // nil if it was not understood
+	wire    []byte
 
 	// The plan.
 	leading    int // system messages that open the list
@@ -52,6 +51,7 @@ type exchange struct {
 	capped    bool // sent again with a lower cap on the answer
 	recovered bool // sent again with a list made to fit
 	refused   bool // the client gets a refusal as too long
+	failed    bool // the client gets another error
 	release   func()
 	answer    answer
 	warning   string
@@ -131,6 +131,7 @@ func (ex *exchange) answered(req *http.Request) (*http.Response, error) {
 		}
 		refusal, body := ex.refusalOf(res)
 		if !refusal.Kind.Overflow() {
+			ex.failed = res.StatusCode >= http.StatusBadRequest
 			return res, nil
 		}
 		if ex.again(req.Context(), refusal) {
@@ -151,12 +152,15 @@ func (ex *exchange) send(req *http.Request) (*http.Response, error) {
 	out := req.Clone(ctx)
 	body := ex.wire
 	out.Body = io.NopCloser(bytes.NewReader(body))
+	if len(body) == 0 {
+		out.Body = http.NoBody // else its length would count as unknown
+	}
 	out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	out.ContentLength = int64(len(body))
 	out.TransferEncoding = nil
 	out.Header.Del("Content-Length")
-	if len(body) > 0 && &body[0] != &ex.raw[0] {
-		out.Header.Del("Content-Encoding") // it is plain now, or was plain before
+	if ex.decoded && ex.mode == config.ModeOn {
+		out.Header.Del("Content-Encoding")
 	}
 	ex.rec.sentBytes = len(body)
 	if ex.p.timeout > 0 {
@@ -257,7 +261,8 @@ func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
 	case ex.recovered:
 		return false
 	}
-	return ex.recover(refusal) && ex.mode == config.ModeOn
+	ex.recovered = ex.recover(refusal)
+	return ex.recovered && ex.mode == config.ModeOn
 }
 
 // lowerCap makes input and output fit together where the input alone does. Where
@@ -300,7 +305,7 @@ func (ex *exchange) compact(prompt, window int) (ok bool) {
 	defer func() { ex.p.metrics.Stage(metrics.StageRecover, start) }()
 	ex.conv.Compact(func() {
 		if cp := ex.p.index.Latest(ex.conv, ex.chain); cp != nil && cp != ex.checkpoint && ex.mode == config.ModeOn {
-			ex.checkpoint, ex.recovered = cp, true
+			ex.checkpoint = cp
 			ok = ex.list() == nil
 			return
 		}
@@ -333,7 +338,6 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 		return false
 	}
 	ex.did("recovery")
-	ex.recovered = true
 	if ex.mode == config.ModeObserve {
 		p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultObserved).Inc()
 		return true
@@ -417,12 +421,15 @@ func (ex *exchange) finish() {
 	}
 	ex.rec.answer = ex.answer
 	a := ex.answer
+	if ex.conv != nil && ex.mode == config.ModeOn && upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
+		ex.conv.MarkFull(max(a.Prompt+a.Completion, ex.rec.forecast, 1))
+	}
 	if ex.mode == config.ModeOn && (ex.recovered || ex.capped || ex.pooled) {
 		result := metrics.RetryAnswered
 		switch {
 		case ex.refused:
 			result = metrics.RetryRefused
-		case !a.events:
+		case ex.failed || !a.events:
 			result = metrics.RetryFailed
 		}
 		p.metrics.OverflowRetries.WithLabelValues(result).Inc()
@@ -441,7 +448,7 @@ func (ex *exchange) finish() {
 		p.tracker.Invalidate("an answer named another model")
 	}
 	total := a.Prompt + a.Completion
-	if ex.window > 0 && total >= ex.window && strings.Contains(a.Finish, "length") || upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
+	if ex.window > 0 && total >= ex.window && a.Finish == "length" {
 		ex.conv.MarkFull(total)
 	}
 }

@@ -26,12 +26,15 @@ func (p *Proxy) passthrough() *httputil.ReverseProxy {
 // rewrite points a request at the server.
 func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	out := pr.Out
-	out.URL.Scheme, out.URL.Host = p.upstream.Scheme, p.upstream.Host
-	if prefix := strings.TrimRight(p.upstream.Path, "/"); prefix != "" {
-		out.URL.Path = prefix + out.URL.Path
-		if out.URL.RawPath != "" {
-			out.URL.RawPath = strings.TrimRight(p.upstream.EscapedPath(), "/") + out.URL.RawPath
-		}
+	prefix := strings.TrimRight(p.upstream.EscapedPath(), "/")
+	if prefix == "" {
+		out.URL.Scheme, out.URL.Host = p.upstream.Scheme, p.upstream.Host
+	} else {
+		pr.SetURL(p.upstream)
+	}
+	// net/url would escape what the client did not.
+	if raw, _, _ := strings.Cut(pr.In.RequestURI, "?"); strings.HasPrefix(raw, "/") && !strings.HasPrefix(prefix+raw, "//") && prefix+raw != out.URL.EscapedPath() {
+		out.URL.Opaque = prefix + raw
 	}
 	out.Host = ""
 	// llama-server closes a connection behind a streamed answer without saying
@@ -68,17 +71,32 @@ func (p *Proxy) credentials(h http.Header) {
 	}
 }
 
-// unnamed keeps net/http from adding header fields that the server did not
-// send: a Date, a sniffed content type.
-func unnamed(w http.ResponseWriter) {
-	w.Header()["Date"] = nil
-	w.Header()["Content-Type"] = nil
+// plainWriter keeps net/http from adding header fields that the server did not
+// send: a Date, a sniffed content type. They are claimed at the last moment,
+// since an interim answer clears the header map.
+type plainWriter struct{ http.ResponseWriter }
+
+func (w plainWriter) WriteHeader(status int) {
+	if status >= http.StatusOK || status == http.StatusSwitchingProtocols {
+		for _, name := range []string{"Date", "Content-Type"} {
+			if _, ok := w.Header()[name]; !ok {
+				w.Header()[name] = nil
+			}
+		}
+	}
+	w.ResponseWriter.WriteHeader(status)
 }
+
+// Unwrap is for [http.ResponseController]: flushing, hijacking, deadlines.
+func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // failed answers for a server that gave no answer.
 func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	rec := recordOf(r.Context())
-	if r.Context().Err() != nil {
+	// net/http also ends the context where the client stalled; it still listens.
+	var own *failure
+	stalled := errors.As(err, &own) && own.Status == http.StatusRequestTimeout
+	if r.Context().Err() != nil && !stalled {
 		rec.reason = "client_gone"
 		w.WriteHeader(statusClientGone) // nobody reads it; the log does
 		return

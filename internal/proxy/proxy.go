@@ -114,8 +114,7 @@ func (p *Proxy) routes() http.Handler {
 	r := chi.NewRouter()
 	r.Use(p.recorded, p.authorized)
 	pass := func(w http.ResponseWriter, r *http.Request) {
-		unnamed(w)
-		p.pass.ServeHTTP(w, r)
+		p.pass.ServeHTTP(plainWriter{w}, r)
 	}
 	r.Post("/v1/chat/completions", p.chat)
 	r.Post("/chat/completions", p.chat)

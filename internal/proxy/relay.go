@@ -31,6 +31,9 @@ func (ex *exchange) relay(req *http.Request) (*http.Response, error) {
 		pump: pm, cancel: cancel,
 		keepalive: ex.p.keepalive, model: ex.rec.model,
 	}
+	if ex.mode != config.ModeOn {
+		body.keepalive = 0
+	}
 	pending := http.Header{"Content-Type": {"text/event-stream"}, "Cache-Control": {"no-cache"}, "X-Accel-Buffering": {"no"}}
 	ex.decorate(pending)
 	first := ex.p.metrics.FirstByte
@@ -46,9 +49,14 @@ func (ex *exchange) relay(req *http.Request) (*http.Response, error) {
 			return nil, h.err
 		}
 		first.Observe(time.Since(ex.start).Seconds())
-		res := *h.res
-		res.Body = body
-		return &res, nil
+		if isEventStream(h.res) {
+			h.res.ContentLength = -1 // events may come in between, or change
+			h.res.Header.Del("Content-Length")
+		} else {
+			body.stopTimer()
+		}
+		h.res.Body = body // the trailers arrive in this very response
+		return h.res, nil
 	case <-body.tick():
 		close(pm.spent)
 		body.spent = true
@@ -81,6 +89,7 @@ type head struct {
 // piece is one or more whole events, or the rest of a stream.
 type piece struct {
 	data    []byte
+	partial bool   // an event goes on in the next piece
 	retried bool   // of a second attempt after something was sent
 	id      string // the identity of the stream's chunks, once it is known
 	created int64
@@ -110,8 +119,9 @@ func (pm *pump) run() {
 			pm.fail(err)
 			return
 		}
-		again := pm.pass(res)
-		res.Body.Close()
+		body := res.Body // the reverse proxy gets another one
+		again := pm.pass(res, body)
+		body.Close()
 		if !again {
 			return
 		}
@@ -153,9 +163,11 @@ func (pm *pump) begin(h head) bool {
 }
 
 // give passes bytes on; false means that nobody wants them.
-func (pm *pump) give(data []byte) bool {
+func (pm *pump) give(data []byte) bool { return pm.giveEvents(data, true) }
+
+func (pm *pump) giveEvents(data []byte, whole bool) bool {
 	// The bytes lie in the event reader's buffer: nobody may append to them.
-	p := piece{data: data[:len(data):len(data)], retried: pm.retried, id: pm.ex.answer.id, created: pm.ex.answer.created}
+	p := piece{data: data[:len(data):len(data)], partial: !whole, retried: pm.retried, id: pm.ex.answer.id, created: pm.ex.answer.created}
 	select {
 	case pm.out <- p:
 		pm.sent = true
@@ -167,12 +179,12 @@ func (pm *pump) give(data []byte) bool {
 
 // pass gives one answer on, and reports whether the request is to be sent again
 // instead.
-func (pm *pump) pass(res *http.Response) (again bool) {
+func (pm *pump) pass(res *http.Response, body io.ReadCloser) (again bool) {
 	if !isEventStream(res) {
-		pm.passWhole(res)
+		pm.passWhole(res, body)
 		return false
 	}
-	events := &eventReader{r: res.Body}
+	events := &eventReader{r: body}
 	tap := lineTap{payload: func(p []byte) {
 		if matters(p) {
 			pm.ex.answer.read(p)
@@ -181,11 +193,12 @@ func (pm *pump) pass(res *http.Response) (again bool) {
 	for {
 		var data []byte
 		var err error
+		whole := true
 		if pm.ex.answer.visible {
-			if data, err = events.ready(); err == nil {
+			if data, whole, err = events.ready(); err == nil {
 				tap.write(data)
 			}
-		} else if data, _, err = events.next(); err == nil {
+		} else if data, whole, err = events.next(); err == nil {
 			if data, again = pm.early(data); again {
 				return true
 			}
@@ -193,7 +206,7 @@ func (pm *pump) pass(res *http.Response) (again bool) {
 		if err != nil {
 			return pm.end(res, err)
 		}
-		if !pm.begin(head{res: res}) || !pm.give(data) {
+		if !pm.begin(head{res: res}) || !pm.giveEvents(data, whole) {
 			return false
 		}
 	}
@@ -225,9 +238,15 @@ func (pm *pump) early(event []byte) (out []byte, again bool) {
 	}
 	ex := pm.ex
 	c, ok := ex.answer.read(payload)
-	refusal := upstream.ClassifyFinish(ex.answer.Finish)
+	var refusal upstream.Refusal
+	for _, choice := range c.Choices {
+		if choice.FinishReason != nil {
+			refusal = upstream.ClassifyFinish(*choice.FinishReason)
+		}
+	}
 	if isError := ok && len(c.Error) > 0 && !bytes.Equal(c.Error, []byte("null")); isError || isErrorEvent(event) {
 		refusal = upstream.Classify(http.StatusOK, payload)
+		ex.failed = !refusal.Kind.Overflow()
 	}
 	if !refusal.Kind.Overflow() {
 		return event, false
@@ -242,17 +261,25 @@ func (pm *pump) early(event []byte) (out []byte, again bool) {
 	return bytes.Replace(event, payload, upstream.Translate(payload, refusal), 1), false
 }
 
+// isErrorEvent tells an event of the name error, and the line "error: {…}" that
+// some servers send instead of a data line.
 func isErrorEvent(event []byte) bool {
-	return bytes.HasPrefix(event, []byte("event: error")) || bytes.HasPrefix(event, []byte("error:"))
+	for line := range bytes.Lines(event) {
+		name, value, ok := bytes.Cut(line, []byte(":"))
+		if ok && (string(name) == "error" || string(name) == "event" && string(bytes.TrimSpace(value)) == "error") {
+			return true
+		}
+	}
+	return false
 }
 
 // passWhole gives on an answer that is no event stream: an error, a page.
-func (pm *pump) passWhole(res *http.Response) {
+func (pm *pump) passWhole(res *http.Response, source io.ReadCloser) {
 	if !pm.begin(head{res: res}) {
 		return
 	}
 	if pm.inline {
-		body, err := io.ReadAll(io.LimitReader(res.Body, refusalSize))
+		body, err := io.ReadAll(io.LimitReader(source, refusalSize))
 		if err != nil || !json.Valid(body) {
 			body = (&failure{
 				Type: serverError, Code: "upstream_error",
@@ -262,7 +289,7 @@ func (pm *pump) passWhole(res *http.Response) {
 		pm.give(dataEvent(body))
 		return
 	}
-	tapped := &tappedBody{ReadCloser: res.Body, done: pm.ex.readWhole}
+	tapped := &tappedBody{ReadCloser: source, done: pm.ex.readWhole}
 	for {
 		buf := make([]byte, 32<<10)
 		n, err := tapped.Read(buf)
@@ -302,6 +329,7 @@ type relayBody struct {
 	model     string      // as the client asked for it
 
 	pending []byte
+	partial bool // an event has begun and goes on
 	spent   bool
 	id      string // the identity that was sent first, "" before
 	created int64
@@ -314,6 +342,13 @@ func (b *relayBody) tick() <-chan time.Time {
 		return nil
 	}
 	return b.timer.C
+}
+
+func (b *relayBody) stopTimer() {
+	if b.timer != nil {
+		b.timer.Stop()
+		b.timer = nil
+	}
 }
 
 func (b *relayBody) Read(p []byte) (int, error) {
@@ -340,6 +375,7 @@ func (b *relayBody) Read(p []byte) (int, error) {
 
 // take queues a piece, in the stream's identity.
 func (b *relayBody) take(next piece) {
+	b.partial = next.partial
 	// Comments do not reset the timers of two agents, so only data does here.
 	if b.timer != nil && next.data[0] != ':' {
 		b.timer.Reset(b.keepalive)
@@ -374,9 +410,18 @@ func isRoleChunk(event []byte) bool {
 	if !bytes.Contains(event, []byte(`"role"`)) {
 		return false
 	}
+	payload := eventData(event)
+	var members map[string]json.RawMessage
 	var c chunk
-	if json.Unmarshal(eventData(event), &c) != nil || len(c.Choices) == 0 || c.Usage != nil || len(c.Error) > 0 {
+	if json.Unmarshal(payload, &members) != nil || json.Unmarshal(payload, &c) != nil || len(c.Choices) == 0 {
 		return false
+	}
+	for name := range members {
+		switch name {
+		case "id", "object", "created", "model", "choices", "system_fingerprint":
+		default:
+			return false // usage, timings, the progress that the client asked for
+		}
 	}
 	for _, choice := range c.Choices {
 		if choice.Delta.Role == "" || choice.Delta.visible() || choice.FinishReason != nil {
@@ -391,6 +436,9 @@ func isRoleChunk(event []byte) bool {
 // agents, and one SDK cannot read a comment that stands alone.
 func (b *relayBody) keepAlive() {
 	b.timer.Reset(keepaliveEvery)
+	if b.partial {
+		return // not in the middle of an event
+	}
 	if b.id == "" {
 		b.own = true
 		b.id, b.created = "chatcmpl-"+rand.Text(), time.Now().Unix()
@@ -414,9 +462,7 @@ func (b *relayBody) keepAlive() {
 // the handler again.
 func (b *relayBody) Close() error {
 	b.cancel()
-	if b.timer != nil {
-		b.timer.Stop()
-	}
+	b.stopTimer()
 	for range b.pump.out { // until the pump has closed it
 	}
 	if b.spent {

@@ -30,7 +30,7 @@ func (e *eventReader) next() (event []byte, whole bool, err error) {
 			}
 			return nil, false, e.err
 		}
-		from = max(len(e.buf)-3, 0)
+		from = max(len(e.buf)-4, 0)
 		if err := e.fill(); err != nil {
 			e.err = err
 		}
@@ -39,10 +39,10 @@ func (e *eventReader) next() (event []byte, whole bool, err error) {
 
 // ready returns every whole event that has been read, and waits for one like
 // next where there is none.
-func (e *eventReader) ready() ([]byte, error) {
-	event, _, err := e.next()
-	if err != nil {
-		return nil, err
+func (e *eventReader) ready() (events []byte, whole bool, err error) {
+	event, whole, err := e.next()
+	if err != nil || !whole {
+		return event, whole, err
 	}
 	end := 0
 	for from := 0; ; from = end {
@@ -53,11 +53,11 @@ func (e *eventReader) ready() ([]byte, error) {
 		end = n
 	}
 	if end == 0 {
-		return event, nil
+		return event, true, nil
 	}
 	// The events lie side by side: what follows event in memory is e.buf.
 	e.take(end)
-	return event[:len(event)+end], nil
+	return event[:len(event)+end], true, nil
 }
 
 func (e *eventReader) take(n int) []byte {
@@ -79,20 +79,34 @@ func (e *eventReader) fill() error {
 	return err
 }
 
-// eventEnd is the offset behind the first blank line at or after from.
+// eventEnd is the offset behind the first blank line at or after from, 0 if
+// there is none. A line ends with LF, CR LF or CR.
 func eventEnd(b []byte, from int) int {
-	for i := from; i < len(b); i++ {
-		if b[i] != '\n' {
+	for i := from; i < len(b); {
+		n := lineEnd(b, i)
+		if n == 0 {
+			i++
 			continue
 		}
-		switch {
-		case i+1 < len(b) && b[i+1] == '\n':
-			return i + 2
-		case i+2 < len(b) && b[i+1] == '\r' && b[i+2] == '\n':
-			return i + 3
+		m := lineEnd(b, i+n)
+		// Half of a CR LF may have come: wait for the rest where lines end so.
+		if half := i+n+m == len(b) && m == 1 && b[i+n] == '\r' && b[i+n-1] == '\n'; m > 0 && !half {
+			return i + n + m
 		}
+		i += n
 	}
 	return 0
+}
+
+// lineEnd is the length of the line end at i, 0 if there is none.
+func lineEnd(b []byte, i int) int {
+	switch {
+	case i >= len(b) || b[i] != '\n' && b[i] != '\r':
+		return 0
+	case b[i] == '\r' && i+1 < len(b) && b[i+1] == '\n':
+		return 2
+	}
+	return 1
 }
 
 // eventData returns the payload of an event's data line, nil for comments. Some
