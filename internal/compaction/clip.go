@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/compactproxy/compactproxy/internal/agents"
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
@@ -18,7 +19,7 @@ func (s Settings) clipCalls(entries []Entry, newest int) {
 	plan := s.newestStateCall(Messages(entries))
 	for i := range entries[:newest] {
 		m := entries[i].Message
-		if m.Role != transcript.Assistant || entries[i].Edit != Untouched {
+		if m.Role != transcript.Assistant {
 			continue
 		}
 		for c, call := range m.Calls {
@@ -119,11 +120,16 @@ func (s Settings) clipLargest(entries []Entry, target int) {
 
 func (s Settings) clipTo(entries []Entry, target, spare int) {
 	plan := s.newestStateCall(Messages(entries))
+	outcomes := map[int]agents.Outcome{}
+	for _, r := range s.results(entries) {
+		outcomes[r.at] = r.outcome
+	}
 	clipped := func(limit int) []Entry {
 		out := append([]Entry(nil), entries...)
 		for i := range out {
 			if i != spare && out[i].ContentBytes() > limit {
 				out[i] = out[i].clipped(limit, i == plan.message, plan.call)
+				out[i].Outcome = outcomes[i]
 			}
 		}
 		return out

@@ -17,7 +17,7 @@ func (s Settings) collapse(entries []Entry) {
 		}
 		key := failure{r.target.Key, agents.MaskVolatile(r.text)}
 		if seen[key] {
-			replace(entries, r.at, collapsedText, Collapsed)
+			r.replace(entries, collapsedText, Collapsed)
 		}
 		seen[key] = true
 	}

@@ -69,6 +69,15 @@ func byteOffset(text string, n int) int {
 	return at
 }
 
+// cutToBytes keeps about limit bytes of a text, beginning and end.
+func cutToBytes(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	chars := limit * utf8.RuneCountInString(text) / len(text)
+	return headTail(text, chars/2, chars-chars/2)
+}
+
 // firstLine returns a text's first line, at most n characters.
 func firstLine(text string, n int) string {
 	text = strings.TrimSpace(text)

@@ -68,7 +68,7 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 		blocks = append(blocks, facts)
 	}
 	if pinned != "" {
-		blocks = append(blocks, instructionHeader+"\n"+headTail(pinned, 4*limit, 4*limit))
+		blocks = append(blocks, instructionHeader+"\n"+cutToBytes(pinned, 4*limit)) // a quarter of the window
 	}
 	if state := s.state(entries[at:], dropped, limit); state != "" {
 		blocks = append(blocks, stateHeader+"\n"+state)

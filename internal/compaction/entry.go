@@ -1,6 +1,7 @@
 package compaction
 
 import (
+	"github.com/compactproxy/compactproxy/internal/agents"
 	"github.com/compactproxy/compactproxy/internal/pairing"
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
@@ -34,6 +35,9 @@ type Entry struct {
 	End int
 	// Edit is what was done to the message.
 	Edit Edit
+	// Outcome is what became of the call that an edited result answers, read off
+	// the result while it was whole.
+	Outcome agents.Outcome
 	// Task is the message before facts were appended to it; only on a Rebuilt
 	// entry.
 	Task *transcript.Message
@@ -69,7 +73,7 @@ func Repair(entries []Entry) ([]Entry, []pairing.Violation) {
 	for i, m := range r.Messages {
 		out[i].Message, out[i].End = m, -1
 		if from := r.From[i]; from >= 0 {
-			out[i].Edit, out[i].Task = entries[from].Edit, entries[from].Task
+			out[i].Edit, out[i].Outcome, out[i].Task = entries[from].Edit, entries[from].Outcome, entries[from].Task
 		}
 		if end := r.End[i]; end > 0 {
 			out[i].End = entries[end-1].End

@@ -21,7 +21,7 @@ func (s Settings) evict(entries []Entry) {
 		}
 		for _, newer := range newest[r.target.Key] {
 			if agents.Supersedes(newer.target, r.target) {
-				replace(entries, r.at, evictedText(r.call.Name, newer.call.Name), Evicted)
+				r.replace(entries, evictedText(r.call.Name, newer.call.Name), Evicted)
 				break
 			}
 		}

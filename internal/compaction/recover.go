@@ -55,7 +55,9 @@ type Outcome struct {
 	// Covered is how many entries the checkpoint holds.
 	Covered int
 	// N is how many originals they replace.
-	N    int
+	N int
+	// Open is Request.Open for Entries.
+	Open int
 	Kind Kind
 	// Removed is the weight in bytes that each step freed.
 	Removed map[Pass]int
@@ -125,6 +127,7 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 	}
 	out.Entries, out.After = entries, sc.Tokens(size)
 	out.Covered, out.N = checkpointEnd(entries, covered, req)
+	out.Open = req.Open
 	return out, nil
 }
 

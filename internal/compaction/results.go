@@ -28,22 +28,25 @@ func (s Settings) results(entries []Entry) []result {
 		}
 		call := entries[ref.Message].Calls[ref.Call]
 		text := entries[i].Text()
+		outcome := entries[i].Outcome
+		if entries[i].Edit == Untouched {
+			outcome = s.Tools.Outcome(call.Name, text)
+		}
 		all = append(all, result{
-			at: i, edit: entries[i].Edit, call: call, text: text,
-			target:  s.Tools.Target(call.Name, call.Arguments),
-			outcome: s.Tools.Outcome(call.Name, text),
+			at: i, edit: entries[i].Edit, call: call, text: text, outcome: outcome,
+			target: s.Tools.Target(call.Name, call.Arguments),
 		})
 	}
 	return all
 }
 
-// replace puts a shorter text in a result's place, and does nothing where it
+// replace puts a shorter text in the result's place, and does nothing where it
 // would not be shorter.
-func replace(entries []Entry, at int, text string, edit Edit) bool {
-	m := entries[at].WithText(text)
-	if m.TextBytes() >= entries[at].TextBytes() {
-		return false
+func (r result) replace(entries []Entry, text string, edit Edit) {
+	m := entries[r.at].WithText(text)
+	if m.TextBytes() >= entries[r.at].TextBytes() {
+		return
 	}
-	entries[at] = entries[at].with(m, edit)
-	return true
+	entries[r.at] = entries[r.at].with(m, edit)
+	entries[r.at].Outcome = r.outcome
 }

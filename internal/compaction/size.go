@@ -107,17 +107,17 @@ func (s Scale) windowOrPrompt() int {
 
 // Target is how many tokens the whole prompt should have after a recovery:
 // half of the room between overhead and window, or the next turn overflows
-// again; a third less than now where there is no window, or where our count
-// says that the prompt fits and the server says that it does not. ok is false
-// if the overhead alone fills the window.
+// again; a third of the list less than now where there is no window, or where
+// our count says that the prompt fits and the server says that it does not. ok
+// is false if the overhead alone fills the window, with room for the error of
+// its estimate: JSON of tools is not as dense as text.
 func (s Scale) Target() (tokens int, ok bool) {
-	now := s.Tokens(s.List)
+	now, overhead := s.Tokens(s.List), s.OverheadTokens()
 	if s.Window <= 0 || now < s.Window {
-		return now * 2 / 3, true
+		return overhead + (now-overhead)*2/3, true
 	}
-	overhead := s.OverheadTokens()
-	if overhead >= s.Window {
+	if overhead >= s.Window+s.Window/4 {
 		return 0, false
 	}
-	return overhead + (s.Window-overhead)/2, true
+	return overhead + max(s.Window-overhead, 0)/2, true
 }

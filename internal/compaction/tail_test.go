@@ -101,7 +101,9 @@ func TestTarget(t *testing.T) {
 		{"exactly the window is too long", Scale{Prompt: 16_000, Window: 16_000, Overhead: 0, List: 48_000}, 8000, true},
 		{"no window: a third smaller", Scale{Prompt: 30_000, List: 90_000}, 20_000, true},
 		{"our count says that it fits: a third smaller", Scale{Prompt: 12_000, Window: 16_000, List: 36_000}, 8000, true},
-		{"the overhead alone fills the window", Scale{Prompt: 20_000, Window: 16_000, Overhead: 50_000, List: 10_000}, 0, false},
+		{"no window, an overhead: a third of the list", Scale{Prompt: 30_000, Overhead: 30_000, List: 60_000}, 10_000 + 13_333, true},
+		{"the overhead alone seems to fill the window, a little", Scale{Prompt: 20_000, Window: 16_000, Overhead: 50_000, List: 10_000}, 16_666, true},
+		{"the overhead alone fills the window", Scale{Prompt: 24_000, Window: 16_000, Overhead: 50_000, List: 10_000}, 0, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

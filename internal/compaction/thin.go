@@ -8,7 +8,7 @@ import "github.com/compactproxy/compactproxy/internal/agents"
 func (s Settings) thin(entries []Entry, tail int) {
 	for _, r := range s.results(entries[:tail]) {
 		if r.outcome != agents.Refused && r.edit != Thinned {
-			replace(entries, r.at, headLine(r.text, s.ThinChars, s.ThinChars), Thinned)
+			r.replace(entries, headLine(r.text, s.ThinChars, s.ThinChars), Thinned)
 		}
 	}
 }
@@ -21,7 +21,7 @@ func (s Settings) thin(entries []Entry, tail int) {
 func (s Settings) capResults(entries []Entry, tail, limit int) {
 	for _, r := range s.results(entries) {
 		if r.at >= tail && r.edit == Untouched && r.outcome != agents.Refused {
-			replace(entries, r.at, headTail(r.text, limit/2, limit-limit/2), Capped)
+			r.replace(entries, headTail(r.text, limit/2, limit-limit/2), Capped)
 		}
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -41,6 +42,8 @@ type Checkpoint struct {
 	Chain   transcript.Hash // chain(N)
 	Entries []compaction.Entry
 	bytes   int
+	id      int // two branches of a conversation may cut at the same message
+	owner   *Conversation
 }
 
 // NewCheckpoint copies the entries, so that a checkpoint does not keep the
@@ -79,7 +82,7 @@ type Conversation struct {
 	last       transcript.Hash // chain value of the whole list of its last request
 	system     transcript.Hash
 	tools      transcript.Hash
-	checkpoint transcript.Hash // chain value of the one it last used, zero for none
+	checkpoint int // id of the one it last used, 0 for none
 	anchor     compaction.Anchor
 	full       int // tokens of an answer that filled the window, 0 if none did
 }
@@ -146,7 +149,9 @@ type Index struct {
 	mu          sync.Mutex
 	maxBytes    int
 	bytes       int
-	checkpoints *simplelru.LRU[transcript.Hash, *Checkpoint]
+	checkpoints *simplelru.LRU[int, *Checkpoint]
+	byChain     map[transcript.Hash][]*Checkpoint // oldest first
+	filed       int                               // the last id
 	live        *simplelru.LRU[string, *Conversation]
 	byEnd       map[transcript.Hash][]*Conversation
 	serial      int // of conversations that opened with bytes of a live one
@@ -154,10 +159,13 @@ type Index struct {
 
 // NewIndex bounds the index by live conversations and bytes of checkpoints.
 func NewIndex(conversations int, maxBytes int) *Index {
-	x := &Index{maxBytes: maxBytes, byEnd: map[transcript.Hash][]*Conversation{}}
+	x := &Index{maxBytes: maxBytes, byEnd: map[transcript.Hash][]*Conversation{}, byChain: map[transcript.Hash][]*Checkpoint{}}
 	// The sizes are positive, which is all that these constructors refuse.
-	x.checkpoints, _ = simplelru.NewLRU(1<<30, func(_ transcript.Hash, c *Checkpoint) { x.bytes -= c.bytes })
-	x.live, _ = simplelru.NewLRU(max(conversations, 1), func(_ string, c *Conversation) { x.unlist(c) })
+	x.checkpoints, _ = simplelru.NewLRU(1<<30, func(_ int, c *Checkpoint) {
+		x.bytes -= c.bytes
+		remove(x.byChain, c.Chain, c)
+	})
+	x.live, _ = simplelru.NewLRU(max(conversations, 1), func(_ string, c *Conversation) { remove(x.byEnd, c.last, c) })
 	return x
 }
 
@@ -175,7 +183,7 @@ func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
 		x.advance(c, r)
 		cp := x.own(c, r.Chain)
 		if cp == nil {
-			c.checkpoint = transcript.Hash{}
+			c.checkpoint = 0
 		}
 		return c, cp
 	}
@@ -185,7 +193,7 @@ func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
 	}
 	cp := x.longest(r)
 	if cp != nil {
-		c.checkpoint = cp.Chain
+		c.checkpoint = cp.id
 	}
 	x.live.Add(c.ID, c)
 	x.advance(c, r)
@@ -227,7 +235,9 @@ func (x *Index) find(r Request) *Conversation {
 
 func (x *Index) longest(r Request) *Checkpoint {
 	for i := len(r.Chain) - 1; i > 0; i-- {
-		if cp, ok := x.checkpoints.Get(r.Chain[i]); ok {
+		if list := x.byChain[r.Chain[i]]; len(list) > 0 {
+			cp := list[len(list)-1]
+			x.checkpoints.Get(cp.id) // used: keep it
 			return cp
 		}
 	}
@@ -235,34 +245,34 @@ func (x *Index) longest(r Request) *Checkpoint {
 }
 
 func (x *Index) advance(c *Conversation, r Request) {
-	x.unlist(c)
+	remove(x.byEnd, c.last, c)
 	c.last, c.system, c.tools = r.end(), r.System, r.Tools
 	x.byEnd[c.last] = append(x.byEnd[c.last], c)
 	x.live.Get(c.ID) // used: keep it
 }
 
-func (x *Index) unlist(c *Conversation) {
-	list := x.byEnd[c.last]
-	for i := range list {
-		if list[i] == c {
-			list = append(list[:i:i], list[i+1:]...)
-			break
-		}
-	}
+// remove takes one value out of a list in a map, and the list with its last one.
+func remove[T comparable](m map[transcript.Hash][]T, key transcript.Hash, value T) {
+	list := slices.DeleteFunc(m[key], func(v T) bool { return v == value })
 	if len(list) == 0 {
-		delete(x.byEnd, c.last)
+		delete(m, key)
 		return
 	}
-	x.byEnd[c.last] = list
+	m[key] = list
 }
 
 // File puts a checkpoint on file and makes it the conversation's own.
 func (x *Index) File(c *Conversation, cp *Checkpoint) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	c.checkpoint = cp.Chain
-	x.checkpoints.Remove(cp.Chain)
-	x.checkpoints.Add(cp.Chain, cp)
+	if last, ok := x.checkpoints.Peek(c.checkpoint); ok && last.owner == c && last.Chain == cp.Chain {
+		x.checkpoints.Remove(last.id) // compacted again without a new message
+	}
+	x.filed++
+	cp.id, cp.owner = x.filed, c
+	c.checkpoint = cp.id
+	x.checkpoints.Add(cp.id, cp)
+	x.byChain[cp.Chain] = append(x.byChain[cp.Chain], cp)
 	x.bytes += cp.bytes
 	for x.bytes > x.maxBytes && x.checkpoints.Len() > 1 {
 		x.checkpoints.RemoveOldest()

@@ -17,8 +17,6 @@ type talk struct {
 
 var agent = talk{"alice", "you are an agent", "read,write"}
 
-var fingerprints = transcript.NewFingerprinter(1000)
-
 func list(texts ...string) []transcript.Message {
 	var out []transcript.Message
 	for i, text := range texts {
@@ -41,7 +39,7 @@ func hash(s string) (h transcript.Hash) {
 }
 
 func (c talk) request(texts ...string) Request {
-	return Request{Chain: fingerprints.Chain([]byte(c.key), list(texts...)), System: hash(c.system), Tools: hash(c.tools)}
+	return Request{Chain: transcript.Chain([]byte(c.key), list(texts...)), System: hash(c.system), Tools: hash(c.tools)}
 }
 
 // file compacts the first n messages of a request to one text.
@@ -172,6 +170,27 @@ func TestResolveKeepsUsersApart(t *testing.T) {
 	}
 }
 
+// Branches that share a beginning may compact it to the same message, each in
+// its own way. Neither changes what the other has cached.
+func TestForksThatEndAtTheSameMessage(t *testing.T) {
+	x := NewIndex(10, 1<<20)
+	r := agent.request("a", "b", "c", "d", "e")
+	main, _ := x.Resolve(r)
+	mine := file(x, main, r, 3, "short")
+	forked := agent.request("a", "b", "c", "D", "E")
+	fork, cp := x.Resolve(forked)
+	if fork == main || cp != mine {
+		t.Fatalf("the fork begins with %+v", cp)
+	}
+	theirs := file(x, fork, forked, 3, "shorter")
+	if _, cp := x.Resolve(agent.request("a", "b", "c", "d", "e", "f", "g")); cp != mine {
+		t.Errorf("the first branch got the fork's checkpoint %q in place of its own", cp.Entries[0].Text())
+	}
+	if _, cp := x.Resolve(agent.request("a", "b", "c", "D", "E", "F", "G")); cp != theirs {
+		t.Errorf("the fork got %+v", cp)
+	}
+}
+
 // A request that differs in system and tools is another agent's that quotes the
 // conversation: it is replayed, and does not advance what it resembles.
 func TestResolveSideRequest(t *testing.T) {
@@ -264,7 +283,9 @@ func TestConversationsAreBounded(t *testing.T) {
 	for i := range 5 {
 		c, _ := x.Resolve(agent.request(fmt.Sprint("task ", i)))
 		all = append(all, c)
-		x.Resolve(agent.request("task 0", "b", "c")) // stays in use
+		if c, _ := x.Resolve(agent.request("task 0", "b", "c")); c != all[0] {
+			t.Errorf("one that is in use was pushed out by task %d", i)
+		}
 	}
 	if got := x.Stats().Conversations; got != 3 {
 		t.Errorf("%d conversations are live", got)

@@ -202,7 +202,7 @@ func legalArguments(c transcript.Call) bool {
 	if c.Arguments == nil {
 		return true
 	}
-	return jsontext.Value(c.Arguments).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	return c.Valid
 }
 
 // Repaired is a legal list made of another one.

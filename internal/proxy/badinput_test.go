@@ -272,6 +272,7 @@ func TestBad_ClientStallsHalfWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				t.Cleanup(func() { <-time.After(time.Minute) }) // net/http lingers on what it closes
 				b := newBubble(t, untouched(t))
 				c := rawConn(t, b)
 				began := time.Now()
@@ -290,10 +291,10 @@ func TestBad_ClientStallsHalfWay(t *testing.T) {
 					c.Close()
 					t.Fatalf("no answer after %s: %v", time.Since(began), err)
 				}
-				body := readAll(t, res.Body)
 				if waited := time.Since(began).Round(time.Second); waited != time.Minute {
 					t.Errorf("answered after %s, want a minute", waited)
 				}
+				body := readAll(t, res.Body)
 				e := wantError(t, res, body, http.StatusRequestTimeout, "request_timeout")
 				if !strings.Contains(e.Message, "1m0s") {
 					t.Errorf("the message does not say how long: %q", e.Message)

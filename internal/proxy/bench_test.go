@@ -15,6 +15,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/compactproxy/compactproxy/internal/recording"
+	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
 var benchRatios = flag.Bool("bench-ratios", false, "measure the whole proxy against a bare reverse proxy and print the ratios")
@@ -45,7 +48,7 @@ func TestBenchRatios(t *testing.T) {
 			for i := range runs {
 				direct = append(direct, timed(t, upstream.URL, body))
 				plain = append(plain, timed(t, bare.URL, body))
-				fresh = append(fresh, timed(t, r.URL, bytes.Replace(body, []byte("bytes 0"), fmt.Appendf(nil, "bytes %d.%d", i, i), -1)))
+				fresh = append(fresh, timed(t, r.URL, unseen(body, i)))
 				seen = append(seen, timed(t, r.URL, body))
 			}
 			kind := map[bool]string{false: "whole", true: "100 events"}[stream]
@@ -76,12 +79,28 @@ func trivial(stream bool) http.Handler {
 	})
 }
 
+// benchmarkBody is the recorded session "ledger", cut to size or told again and
+// again until it has it: real text, with real escapes.
 func benchmarkBody(size int, stream bool) []byte {
+	session, err := recording.Load("ledger")
+	if err != nil {
+		panic(err)
+	}
+	recorded, err := transcript.Parse(session.Request(session.Turns()-1, recording.Options{}))
+	if err != nil {
+		panic(err)
+	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, `{"model":"m","stream":%v,"messages":[{"role":"system","content":"You are an agent."},{"role":"user","content":"Do it."}`, stream)
+	fmt.Fprintf(&b, `{"model":"m","stream":%v,"messages":[`, stream)
+	messages := recorded.Messages
+	b.Write(messages[0].Raw()) // the system message
+	turns := transcript.Turns(messages[1:])
 	for i := 0; b.Len() < size; i++ {
-		fmt.Fprintf(&b, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{\"path\": \"f%d.go\"}"}}]}`, i, i)
-		fmt.Fprintf(&b, `,{"role":"tool","tool_call_id":"call_%d","content":%q}`, i, "bytes 0\n"+strings.Repeat("func f() error {\n\treturn \"x\"\n}\n", 60))
+		t := turns[i%len(turns)]
+		for _, m := range messages[1+t.Start : 1+t.End] {
+			b.WriteByte(',')
+			b.Write(m.Raw())
+		}
 	}
 	b.WriteString(`]}`)
 	return b.Bytes()
@@ -99,6 +118,11 @@ func timed(t *testing.T, address string, body []byte) time.Duration {
 		t.Fatal(err)
 	}
 	return time.Since(start)
+}
+
+// unseen changes a letter in every message, so that nothing of it is known.
+func unseen(body []byte, run int) []byte {
+	return bytes.ReplaceAll(body, []byte(`"content":"`), fmt.Appendf(nil, `"content":"%d `, run))
 }
 
 func median(d []time.Duration) time.Duration {

@@ -167,8 +167,9 @@ func isTimeout(err error) bool {
 // only error is the refusal of an illegal list where the configuration wants
 // one.
 func (ex *exchange) plan(h http.Header, plain []byte) error {
-	p := ex.p
-	body, err := transcript.Parse(plain)
+	p, asItCame := ex.p, ex.wire
+	defer ex.contain("plan", func() { ex.body, ex.conv, ex.wire = nil, nil, asItCame })
+	body, err := p.memo.Parse(plain)
 	if err != nil {
 		ex.rec.reason = "not_chat"
 		p.log.Debug("not a chat request, forwarded as it is", zap.Int("body_bytes", len(plain)))
@@ -181,10 +182,10 @@ func (ex *exchange) plan(h http.Header, plain []byte) error {
 	system := body.Messages[:ex.leading]
 	tools := body.Tools()
 
-	ex.chain = p.fingerprints.Chain(credentials(h), ex.originals)
+	ex.chain = transcript.Chain(credentials(h), ex.originals)
 	ex.conv, ex.checkpoint = p.index.Resolve(conversation.Request{
 		Chain:  ex.chain,
-		System: p.fingerprints.Chain(nil, system)[len(system)],
+		System: transcript.Chain(nil, system)[len(system)],
 		Tools:  hash(tools),
 	})
 	ex.rec.conversation = ex.conv.ID

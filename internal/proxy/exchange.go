@@ -304,6 +304,7 @@ func (ex *exchange) compact(prompt, window int) (ok bool) {
 	start := time.Now()
 	defer func() { ex.p.metrics.Stage(metrics.StageRecover, start) }()
 	ex.conv.Compact(func() {
+		defer ex.contain("compact", func() { ok = false })
 		if cp := ex.p.index.Latest(ex.conv, ex.chain); cp != nil && cp != ex.checkpoint && ex.mode == config.ModeOn {
 			ex.checkpoint = cp
 			ok = ex.list() == nil
@@ -312,6 +313,16 @@ func (ex *exchange) compact(prompt, window int) (ok bool) {
 		ok = ex.compactAnew(prompt, window)
 	})
 	return ok
+}
+
+// contain keeps a fault of our own from costing more than its own work: it is
+// logged, and what went out last goes out again. It must be deferred.
+func (ex *exchange) contain(work string, undo func()) {
+	if fault := recover(); fault != nil {
+		undo()
+		ex.warning = "a fault in the proxy's own " + work
+		ex.p.log.Error("BUG: please report this", zap.String("work", work), zap.String("fault", fmt.Sprintf("%T", fault)), zap.Stack("stack"))
+	}
 }
 
 // compactAnew files what it makes as a checkpoint before it is sent.
@@ -348,7 +359,7 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 	}
 	p.metrics.CompactedTokens.WithLabelValues("before").Add(float64(out.Before))
 	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
-	ex.entries = out.Entries
+	ex.entries, ex.replayed, ex.open = out.Entries, out.Covered, out.Open
 	if out.N > 0 {
 		ex.checkpoint = conversation.NewCheckpoint(out.N, ex.chain[out.N], out.Entries[:out.Covered])
 		p.index.File(ex.conv, ex.checkpoint)

@@ -63,40 +63,44 @@ type Proxy struct {
 	maxBody     int64
 	bodyIdle    time.Duration
 
-	transport    http.RoundTripper
-	tracker      Tracker
-	settings     compaction.Settings
-	index        *conversation.Index
-	fingerprints *transcript.Fingerprinter
-	metrics      *metrics.Metrics
-	log          *zap.Logger
-	stdlog       *log.Logger
-	pool         *pool
-	answered     answeredModels
-	pass         *httputil.ReverseProxy
-	handler      http.Handler
+	transport http.RoundTripper
+	tracker   Tracker
+	settings  compaction.Settings
+	index     *conversation.Index
+	memo      *transcript.Memo
+	metrics   *metrics.Metrics
+	log       *zap.Logger
+	stdlog    *log.Logger
+	pool      *pool
+	answered  answeredModels
+	pass      *httputil.ReverseProxy
+	handler   http.Handler
 }
+
+// memoBytes bounds what is remembered of messages, twice over: enough for some
+// 100,000 of them.
+const memoBytes = 64 << 20
 
 // New returns a proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		mode:         o.Config.Compaction.Mode,
-		pairing:      o.Config.Pairing,
-		upstream:     o.Upstream,
-		upstreamKey:  o.Config.Upstream.APIKey.Reveal(),
-		sendID:       o.Config.Upstream.SendConversation,
-		timeout:      o.Config.Upstream.Timeout,
-		keepalive:    o.Config.Keepalive,
-		maxBody:      int64(o.Config.Limits.Body),
-		bodyIdle:     o.BodyIdle,
-		transport:    o.Transport,
-		tracker:      o.Tracker,
-		settings:     o.Tools,
-		index:        o.Index,
-		fingerprints: transcript.NewFingerprinter(50_000),
-		metrics:      o.Metrics,
-		log:          o.Log,
-		pool:         newPool(),
+		mode:        o.Config.Compaction.Mode,
+		pairing:     o.Config.Pairing,
+		upstream:    o.Upstream,
+		upstreamKey: o.Config.Upstream.APIKey.Reveal(),
+		sendID:      o.Config.Upstream.SendConversation,
+		timeout:     o.Config.Upstream.Timeout,
+		keepalive:   o.Config.Keepalive,
+		maxBody:     int64(o.Config.Limits.Body),
+		bodyIdle:    o.BodyIdle,
+		transport:   o.Transport,
+		tracker:     o.Tracker,
+		settings:    o.Tools,
+		index:       o.Index,
+		memo:        transcript.NewMemo(memoBytes),
+		metrics:     o.Metrics,
+		log:         o.Log,
+		pool:        newPool(),
 	}
 	if p.bodyIdle == 0 {
 		p.bodyIdle = time.Minute

@@ -578,6 +578,72 @@ func TestRecovery_RefusedAfterAFilledWindow(t *testing.T) {
 	}
 }
 
+// Two compactions in one request, one ahead and one after a refusal, leave one
+// checkpoint: the next request extends what was sent at last.
+func TestRecovery_CompactedTwice(t *testing.T) {
+	filled := says(200, `{"choices":[{"finish_reason":"length","index":0,"message":{"role":"assistant","content":"Hi"}}],"usage":{"prompt_tokens":4000,"completion_tokens":96}}`)
+	long := `{"role":"user","content":` + jsonText("Explain:\n"+strings.Repeat("another line of a log\n", 600)) + `}`
+	tests := []struct {
+		name   string
+		before history // a request that is refused and recovered from, if any
+		h      history // the one whose answer fills the window
+	}{
+		{"results that were read", nil, readsOf(4, 2000)},
+		{"behind a checkpoint", readsOf(12, 2000), readsOf(12, 2000).reads(50, 1, 400)},
+		{"behind a checkpoint of many messages", readsOf(30, 300), readsOf(30, 300).reads(50, 2, 400)},
+		{"behind a checkpoint of many small turns", chatter(60), chatter(60).and(answered, `{"role":"user","content":"Go on."}`)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var steps []http.HandlerFunc
+			if tt.before != nil {
+				steps = append(steps, says(400, tooLong), goodAnswer)
+			}
+			server := &inTurn{steps: append(steps, filled, says(400, tooLong), goodAnswer)}
+			r := settling(t, server, func(o *Options) { o.Tracker = &fixedWindow{tokens: 4096} })
+			if tt.before != nil {
+				if res, _ := r.post(t, tt.before.body("")); !hasAction(res, "recovery") {
+					t.Fatalf("action %q", res.Header.Get(headerAction))
+				}
+			}
+			r.post(t, tt.h.body(""))
+			h := tt.h.and(answered, long)
+			res, err := http.Post(r.URL+"/v1/chat/completions", "application/json", bytes.NewReader(h.body("")))
+			if err != nil {
+				t.Fatalf("no answer at all: %v", err)
+			}
+			answer, _ := io.ReadAll(res.Body)
+			res.Body.Close()
+			<-r.done
+			sent := server.requests()[len(steps)+1:]
+			if res.StatusCode != 200 || len(sent) != 2 || len(sent[1]) >= len(sent[0]) {
+				t.Fatalf("status %d after %d requests, warning %q: %.300s", res.StatusCode, len(sent), res.Header.Get(headerWarning), answer)
+			}
+			if v := pairing.Check(forwarded(t, sent[1])); v != nil {
+				t.Errorf("sent an illegal list: %v", v)
+			}
+			again, _ := r.post(t, h.and(answered, `{"role":"user","content":"And now?"}`).body(""))
+			sent = server.requests()[len(steps)+1:]
+			last, next := rawsOf(forwarded(t, sent[1])), rawsOf(forwarded(t, sent[len(sent)-1]))
+			if again.Header.Get(headerAction) != "replay" || len(sent) != 3 {
+				t.Errorf("the next request: action %q, %d requests", again.Header.Get(headerAction), len(sent)-2)
+			}
+			if !extends(next, last) {
+				t.Errorf("the next list, of %d messages and %d bytes, does not extend the last, of %d and %d", len(next), len(sent[len(sent)-1]), len(last), len(sent[1]))
+			}
+		})
+	}
+}
+
+// chatter is a session of n short turns, in which nothing can be thinned.
+func chatter(n int) history {
+	h := history{`{"role":"system","content":"You are an agent."}`, `{"role":"user","content":"Task: find the fault."}`}
+	for i := range n {
+		h = h.and(fmt.Sprintf(`{"role":"assistant","content":%s}`, jsonText(strings.Repeat(fmt.Sprint("word", i, " "), 60))), fmt.Sprintf(`{"role":"user","content":"Go on %d."}`, i))
+	}
+	return h
+}
+
 // A finish reason that says so after tokens is passed on, and the next request
 // compacts first.
 func TestRecovery_WindowExceededAfterTokens(t *testing.T) {

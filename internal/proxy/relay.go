@@ -416,11 +416,9 @@ func isRoleChunk(event []byte) bool {
 	if json.Unmarshal(payload, &members) != nil || json.Unmarshal(payload, &c) != nil || len(c.Choices) == 0 {
 		return false
 	}
-	for name := range members {
-		switch name {
-		case "id", "object", "created", "model", "choices", "system_fingerprint":
-		default:
-			return false // usage, timings, the progress that the client asked for
+	for _, name := range []string{"usage", "timings", "prompt_progress", "error"} {
+		if v, ok := members[name]; ok && !bytes.Equal(v, []byte("null")) {
+			return false // the client asked for it
 		}
 	}
 	for _, choice := range c.Choices {

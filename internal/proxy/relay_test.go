@@ -235,14 +235,19 @@ func plays(steps ...any) http.HandlerFunc {
 			case string:
 				_, _ = io.WriteString(w, step)
 				_ = http.NewResponseController(w).Flush()
-			case error:
+			case breaks:
 				panic(http.ErrAbortHandler)
+			default:
+				panic(fmt.Sprintf("no such step: %T", step))
 			}
 		}
 	}
 }
 
-var cut = errors.New("the connection breaks here")
+// breaks is a step of a script at which the connection breaks.
+type breaks struct{}
+
+var cut breaks
 
 // answers a request with JSON or another body, after a while.
 func replies(after time.Duration, status int, contentType, body string) http.HandlerFunc {

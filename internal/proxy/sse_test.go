@@ -163,9 +163,11 @@ func TestMatters(t *testing.T) {
 func TestIsRoleChunk(t *testing.T) {
 	for event, want := range map[string]bool{
 		roleEvent: true,
-		`data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n":      true,
-		`data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}` + "\n\n":                   true,
-		`data: {"choices":[{"index":0,"delta":{"role":"assistant","tool_calls":null}}]}` + "\n\n": true,
+		// OpenAI and vLLM send these with every chunk.
+		strings.Replace(roleEvent, `"model"`, `"usage":null,"service_tier":"default","obfuscation":"abc","prompt_token_ids":null,"model"`, 1): true,
+		`data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n":                                                  true,
+		`data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}` + "\n\n":                                                               true,
+		`data: {"choices":[{"index":0,"delta":{"role":"assistant","tool_calls":null}}]}` + "\n\n":                                             true,
 		tokenEvent: false,
 		`data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"Hi"}}]}` + "\n\n":                      false,
 		`data: {"choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"hm"}}]}` + "\n\n":            false,

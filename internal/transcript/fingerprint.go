@@ -5,9 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash"
-	"hash/maphash"
 	"regexp"
-	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -127,14 +125,14 @@ func withoutCacheControl(part []byte) []byte {
 // Chain returns chain(0) to chain(len(messages)): element i stands for the
 // first i messages, and for seed, which stands for everything that keeps two
 // conversations with the same messages apart.
-func (f *Fingerprinter) Chain(seed []byte, messages []Message) []Hash {
+func Chain(seed []byte, messages []Message) []Hash {
 	chain := make([]Hash, len(messages)+1)
 	h := sha256.New()
 	h.Write([]byte{FingerprintVersion})
 	writeField(h, 's', seed)
 	chain[0] = sum(h)
 	for i := range messages {
-		fp := f.Fingerprint(&messages[i])
+		fp := messages[i].fingerprint()
 		h.Reset()
 		h.Write(chain[i][:])
 		h.Write(fp[:])
@@ -143,60 +141,9 @@ func (f *Fingerprinter) Chain(seed []byte, messages []Message) []Hash {
 	return chain
 }
 
-// Fingerprinter remembers fingerprints by a message's raw bytes: an agent
-// sends its whole history again on each turn, and hashing those bytes with
-// maphash costs a tenth of decoding and SHA-256. It is safe for concurrent
-// use; the zero value is not usable, see [NewFingerprinter].
-type Fingerprinter struct {
-	seed  maphash.Seed
-	limit int
-
-	mu       sync.Mutex
-	old, new map[memoKey]Hash // two generations: the old one is dropped whole
-}
-
-// memoKey is a seeded hash and the length. The seed never leaves the process,
-// so nobody can search for a collision.
-type memoKey struct {
-	sum uint64
-	n   int
-}
-
-// NewFingerprinter remembers at least limit and at most twice as many
-// messages, about 64 bytes each.
-func NewFingerprinter(limit int) *Fingerprinter {
-	return &Fingerprinter{
-		seed:  maphash.MakeSeed(),
-		limit: max(limit, 1),
-		old:   map[memoKey]Hash{},
-		new:   map[memoKey]Hash{},
+func (m *Message) fingerprint() Hash {
+	if m.known != nil {
+		return m.known.fingerprint
 	}
-}
-
-// Fingerprint is the memoised [Fingerprint].
-func (f *Fingerprinter) Fingerprint(m *Message) Hash {
-	key := memoKey{maphash.Bytes(f.seed, m.raw), len(m.raw)}
-	f.mu.Lock()
-	fp, ok := f.new[key]
-	if !ok {
-		if fp, ok = f.old[key]; ok {
-			f.put(key, fp)
-		}
-	}
-	f.mu.Unlock()
-	if ok {
-		return fp
-	}
-	fp = Fingerprint(m)
-	f.mu.Lock()
-	f.put(key, fp)
-	f.mu.Unlock()
-	return fp
-}
-
-func (f *Fingerprinter) put(key memoKey, fp Hash) {
-	if len(f.new) >= f.limit {
-		f.old, f.new = f.new, make(map[memoKey]Hash, f.limit)
-	}
-	f.new[key] = fp
+	return Fingerprint(m)
 }

@@ -12,9 +12,8 @@ import (
 
 // walker reads tokens of raw and knows where they stand in it.
 type walker struct {
-	d    *jsontext.Decoder
-	raw  []byte
-	base int // offset that spans are relative to
+	d   *jsontext.Decoder
+	raw []byte
 }
 
 func newWalker(raw []byte) *walker {
@@ -28,10 +27,10 @@ func (w *walker) value() (span, error) {
 		return span{}, err
 	}
 	end := int(w.d.InputOffset())
-	return span{end - len(v) - w.base, end - w.base}, nil
+	return span{end - len(v), end}, nil
 }
 
-func (w *walker) bytes(s span) []byte { return w.raw[w.base+s.start : w.base+s.end] }
+func (w *walker) bytes(s span) []byte { return w.raw[s.start:s.end] }
 
 // members walks the members of the object that comes next. fn must consume
 // exactly the member's value. The key is decoded, since "r\u006fle" is a role
@@ -118,8 +117,8 @@ func readMessage(w *walker) (Message, error) {
 		return Message{}, err
 	}
 	end := int(w.d.InputOffset())
-	m.raw = w.raw[w.base:end:end]
-	m.close = len(m.raw) - 1
+	m.raw = w.raw[:end:end]
+	m.close = end - 1
 	return m, nil
 }
 
@@ -161,7 +160,7 @@ func (w *walker) readContent(m *Message, kind jsontext.Kind) error {
 		m.Parts = append(m.Parts, p)
 		return err
 	})
-	m.content = span{start, int(w.d.InputOffset()) - w.base}
+	m.content = span{start, int(w.d.InputOffset())}
 	return err
 }
 
@@ -194,7 +193,7 @@ func (w *walker) readPart(kind jsontext.Kind) (Part, error) {
 		}
 		return nil
 	})
-	p.raw = span{whole, int(w.d.InputOffset()) - w.base}
+	p.raw = span{whole, int(w.d.InputOffset())}
 	switch {
 	case isText && text.exists():
 		p.Kind, p.text = TextPart, text
@@ -214,7 +213,7 @@ func (w *walker) peekStart() (int, error) {
 			at++
 			continue
 		}
-		return at - w.base, nil
+		return at, nil
 	}
 	return 0, io.ErrUnexpectedEOF
 }
@@ -238,10 +237,11 @@ func (w *walker) readCall(m *Message, kind jsontext.Kind) error {
 					c.Name = string(unquote(w.bytes(s)))
 				case key == "arguments":
 					c.arguments, c.quoted = s, kind == '"'
-					c.Arguments = w.bytes(s)
+					c.Arguments = bytes.Clone(w.bytes(s))
 					if c.quoted {
-						c.Arguments = unquote(w.bytes(s))
+						c.Arguments, _ = jsontext.AppendUnquote([]byte{}, w.bytes(s))
 					}
+					c.Valid = jsontext.Value(c.Arguments).IsValid(decodeOptions...)
 				}
 				return nil
 			})
@@ -282,7 +282,10 @@ var ErrNotChat = errors.New("index body: no list of message objects")
 
 // Parse indexes a chat body. raw is kept and must not be changed. An error
 // means: forward the body as it is and let the server answer.
-func Parse(raw []byte) (*Body, error) {
+func Parse(raw []byte) (*Body, error) { return (*Memo)(nil).Parse(raw) }
+
+// Parse is the function [Parse], fast for messages that were seen before.
+func (f *Memo) Parse(raw []byte) (*Body, error) {
 	b := &Body{raw: raw}
 	w := newWalker(raw)
 	d := w.d
@@ -301,7 +304,7 @@ func Parse(raw []byte) (*Body, error) {
 			if !found {
 				return d.SkipValue()
 			}
-			return b.readMessages(w)
+			return b.readMessages(w, f)
 		case "tools":
 			s, err := w.value()
 			b.tools = s
@@ -356,26 +359,25 @@ func (b *Body) readField(key string, kind jsontext.Kind, s span) {
 	}
 }
 
-func (b *Body) readMessages(w *walker) error {
+func (b *Body) readMessages(w *walker, memo *Memo) error {
 	open := -1
 	err := w.elements(func(kind jsontext.Kind) error {
 		if kind != '{' {
 			return ErrNotChat
 		}
-		at, err := w.peekStart()
+		s, err := w.value()
 		if err != nil {
 			return err
 		}
 		if open < 0 {
-			open = at
+			open = s.start
 		}
-		sub := &walker{d: w.d, raw: w.raw, base: at}
-		m, err := readMessage(sub)
+		m, err := memo.message(w.raw[s.start:s.end:s.end])
 		if err != nil {
 			return err
 		}
 		b.Messages = append(b.Messages, m)
-		b.spans = append(b.spans, span{at, at + len(m.raw)})
+		b.spans = append(b.spans, s)
 		return nil
 	})
 	end := int(w.d.InputOffset()) - 1 // before the bracket

@@ -60,8 +60,11 @@ type Call struct {
 	Name string
 	// Arguments are the decoded arguments: the JSON text that stands inside the
 	// string, or the bytes of the object where a client sent one unquoted.
-	// They are JSON only if the model finished writing them.
+	// They share no memory with the message, and are nil where it has none.
 	Arguments []byte
+	// Valid tells whether the arguments are JSON. They are not where max_tokens
+	// cut the model off.
+	Valid bool
 
 	arguments span // the value's literal, zero if missing
 	quoted    bool // the literal is a JSON string
@@ -83,6 +86,7 @@ type Message struct {
 	content   span   // the content value's literal, zero if missing
 	reasoning []span // string literals of reasoning_content and reasoning
 	close     int    // offset of the closing brace
+	known     *known // what a Memo remembers of these bytes, nil if it was not asked
 	empty     bool   // the object has no member
 }
 

@@ -256,23 +256,57 @@ func TestFingerprint_LeavesOutWhatClientsChange(t *testing.T) {
 }
 
 func TestChain(t *testing.T) {
-	b := parse(t, `{"messages":[{"role":"user","content":"1"},{"role":"assistant","content":"2"},{"role":"user","content":"3"}]}`)
-	f := NewFingerprinter(2) // smaller than the list: both generations are used
-	whole := f.Chain([]byte("me"), b.Messages)
+	const body = `{"messages":[{"role":"user","content":"1"},{"role":"assistant","content":"2"},{"role":"user","content":"3"}]}`
+	b := parse(t, body)
+	whole := Chain([]byte("me"), b.Messages)
 	if len(whole) != 4 {
 		t.Fatalf("length %d", len(whole))
 	}
-	if diff := cmp.Diff(whole[:3], f.Chain([]byte("me"), b.Messages[:2])); diff != "" {
+	if diff := cmp.Diff(whole[:3], Chain([]byte("me"), b.Messages[:2])); diff != "" {
 		t.Errorf("a prefix's chain differs:\n%s", diff)
 	}
-	other := f.Chain([]byte("you"), b.Messages)
+	other := Chain([]byte("you"), b.Messages)
 	for i := range whole {
 		if whole[i] == other[i] {
 			t.Errorf("chain(%d) crosses seeds", i)
 		}
 	}
-	if diff := cmp.Diff(whole, NewFingerprinter(100).Chain([]byte("me"), b.Messages)); diff != "" {
-		t.Errorf("the memo changes the chain:\n%s", diff)
+	for _, limit := range []int{1, 1000, 1 << 20} { // smaller than the list: generations come and go
+		memo := NewMemo(limit)
+		for range 3 {
+			b, err := memo.Parse([]byte(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(whole, Chain([]byte("me"), b.Messages)); diff != "" {
+				t.Errorf("the memo changes the chain:\n%s", diff)
+			}
+		}
+	}
+}
+
+// TestMemo: what is remembered is what would be read, and edits of it do not
+// carry over.
+func TestMemo(t *testing.T) {
+	memo := NewMemo(1 << 20)
+	raw := benchBody(20 << 10)
+	want := parse(t, string(raw))
+	for range 2 {
+		b, err := memo.Parse(bytes.Clone(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		agree(t, "memo", b)
+		for i := range b.Messages {
+			m := &b.Messages[i]
+			if !bytes.Equal(m.Raw(), want.Messages[i].Raw()) || m.Text() != want.Messages[i].Text() || m.ContentBytes() != want.Messages[i].ContentBytes() {
+				t.Fatalf("message %d differs", i)
+			}
+			edited := m.WithText("other")
+			if edited.fingerprint() != Fingerprint(&edited) || edited.fingerprint() == m.fingerprint() {
+				t.Fatalf("message %d: the edit has the old fingerprint", i)
+			}
+		}
 	}
 }
 
@@ -466,25 +500,20 @@ func BenchmarkIndex(b *testing.B) {
 	}
 }
 
-// BenchmarkChain: first is what a new history costs, again what a resent one does.
-func BenchmarkChain(b *testing.B) {
+// BenchmarkSeen is index and chain of a history that was seen before.
+func BenchmarkSeen(b *testing.B) {
 	for _, s := range sizes {
-		body, err := Parse(benchBody(s.bytes))
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Run("first/"+s.name, func(b *testing.B) {
-			b.SetBytes(int64(s.bytes))
+		raw := benchBody(s.bytes)
+		b.Run(s.name, func(b *testing.B) {
+			memo := NewMemo(64 << 20)
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
 			for b.Loop() {
-				NewFingerprinter(1).Chain(nil, body.Messages)
-			}
-		})
-		b.Run("again/"+s.name, func(b *testing.B) {
-			f := NewFingerprinter(len(body.Messages) + 1)
-			f.Chain(nil, body.Messages)
-			b.SetBytes(int64(s.bytes))
-			for b.Loop() {
-				f.Chain(nil, body.Messages)
+				body, err := memo.Parse(raw)
+				if err != nil {
+					b.Fatal(err)
+				}
+				Chain(nil, body.Messages)
 			}
 		})
 	}
