@@ -10,36 +10,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/compactproxy/compactproxy/internal/corpus"
 )
 
-// sharedData finds the recorded conversations, which are too large for the
-// repository: in the folder that $COMPACTPROXY_SHARED names (or its data), or in
-// shared/data beside one of the folders above this one.
+// sharedData is the folder of the recorded corpus.
 func sharedData(t *testing.T) string {
 	t.Helper()
-	if dir := os.Getenv("COMPACTPROXY_SHARED"); dir != "" {
-		for _, data := range []string{filepath.Join(dir, "data"), dir} {
-			if _, err := os.Stat(filepath.Join(data, "sessions")); err == nil {
-				return data
-			}
-		}
-		t.Skipf("SKIPPED: no recorded conversations in COMPACTPROXY_SHARED=%s", dir)
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		data := filepath.Join(dir, "shared", "data")
-		if _, err := os.Stat(data); err == nil {
-			return data
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			t.Skip("SKIPPED: no recorded conversations here; set COMPACTPROXY_SHARED to test against them")
-		}
-		dir = parent
-	}
+	return filepath.Dir(corpus.Path(t, "sessions"))
 }
 
 // exchange is a call and its result.

@@ -102,7 +102,7 @@ func TestDrop(t *testing.T) {
 	})
 	t.Run("what was repaired as a whole is not cut", func(t *testing.T) {
 		broken := listOf(user("task"), turn("/1"), calls(toolCall{"x", "read", `{"path":"/2"}`}, toolCall{"y", "read", `{"path":"/3"}`}), answer("y", text), turn("/4"))
-		entries, violations := Repair(Entries(broken, 0))
+		entries, _, violations := Repair(Entries(broken, 0))
 		if violations == nil {
 			t.Fatal("nothing was repaired")
 		}

@@ -62,24 +62,44 @@ func Messages(entries []Entry) []transcript.Message {
 	return out
 }
 
-// Repair makes the list legal. See [pairing.Repair]; the violations are what
-// was wrong.
-func Repair(entries []Entry) ([]Entry, []pairing.Violation) {
+// Repair makes the list legal. See [pairing.Repair]; the violations are what was
+// wrong. open is where a batch begins that the client may yet answer, since a
+// result was invented for it and nothing follows but what is not an assistant's:
+// no checkpoint may cover that. It is the list's length where there is none.
+func Repair(entries []Entry) (legal []Entry, open int, violations []pairing.Violation) {
 	r := pairing.Repair(Messages(entries))
 	if r.Violations == nil {
-		return entries, nil
+		return entries, len(entries), nil
 	}
-	out := make([]Entry, len(r.Messages))
+	legal = make([]Entry, len(r.Messages))
 	for i, m := range r.Messages {
-		out[i].Message, out[i].End = m, -1
+		legal[i].Message, legal[i].End = m, -1
 		if from := r.From[i]; from >= 0 {
-			out[i].Edit, out[i].Outcome, out[i].Task = entries[from].Edit, entries[from].Outcome, entries[from].Task
+			legal[i].Edit, legal[i].Outcome, legal[i].Task = entries[from].Edit, entries[from].Outcome, entries[from].Task
 		}
 		if end := r.End[i]; end > 0 {
-			out[i].End = entries[end-1].End
+			legal[i].End = entries[end-1].End
 		}
 	}
-	return out, r.Violations
+	open = len(legal)
+	newest := newestAssistant(entries)
+	for _, v := range r.Violations {
+		if v.Kind == pairing.UnansweredCall && v.Message == newest {
+			open = newestAssistant(legal)
+		}
+	}
+	return legal, open, r.Violations
+}
+
+// newestAssistant is the entry where the newest assistant turn begins, or the
+// list's length if there is none.
+func newestAssistant(entries []Entry) int {
+	for i := len(entries) - 1; i >= 0; i-- {
+		if entries[i].Role == transcript.Assistant {
+			return i
+		}
+	}
+	return len(entries)
 }
 
 // with returns the entry with its message replaced by an edited one.

@@ -12,27 +12,6 @@ import (
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
-// openBatch is where the newest batch begins if a result had to be invented for
-// it, as the proxy finds it: no checkpoint may cover that.
-func openBatch(before, repaired []Entry, violations []pairing.Violation) int {
-	last := -1
-	for i := range before {
-		if before[i].Role == transcript.Assistant {
-			last = i
-		}
-	}
-	for _, v := range violations {
-		if v.Kind == pairing.UnansweredCall && v.Message == last {
-			for i := len(repaired) - 1; i >= 0; i-- {
-				if repaired[i].Role == transcript.Assistant {
-					return i
-				}
-			}
-		}
-	}
-	return len(repaired)
-}
-
 // What a client's list breaks is mended on every turn in the same way, also
 // behind a checkpoint: each list that is sent is legal and extends the one
 // before, except where a compaction made it anew.
@@ -52,11 +31,11 @@ func TestGrowingDamaged(t *testing.T) {
 				}
 				originals := list[:end]
 				before := append(slices.Clone(checkpoint), Entries(originals[n:], n)...)
-				entries, violations := Repair(before)
+				entries, open, violations := Repair(before)
 				if diff := firstDiff(last, raws(entries)[:min(len(last), len(entries))]); diff != "" {
 					t.Fatalf("at %d of %d: does not extend the last list: %s", end, len(list), diff)
 				}
-				req := Request{Entries: entries, Originals: originals, Replayed: len(checkpoint), Open: openBatch(before, entries, violations), Scale: scaleOf(entries, 300, window)}
+				req := Request{Entries: entries, Originals: originals, Replayed: len(checkpoint), Open: open, Scale: scaleOf(entries, 300, window)}
 				sent := entries
 				if req.Scale.Prompt >= window {
 					out, err := recoverSafely(t, req)

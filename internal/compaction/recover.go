@@ -104,7 +104,7 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 	step(PassCap, func() { s.capResults(entries, tail, resultCap(sc)) })
 	if size > target {
 		out.Kind = KindClip
-		newest := s.newestTurn(entries)
+		newest := newestAssistant(entries)
 		step(PassCalls, func() { s.clipCalls(entries, newest) })
 	}
 	if size > target {
@@ -129,17 +129,6 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 	out.Covered, out.N = checkpointEnd(entries, covered, req)
 	out.Open = req.Open
 	return out, nil
-}
-
-// newestTurn is the entry where the newest assistant turn begins, or the list's
-// end if there is none.
-func (s Settings) newestTurn(entries []Entry) int {
-	for i := len(entries) - 1; i >= 0; i-- {
-		if entries[i].Role == transcript.Assistant {
-			return i
-		}
-	}
-	return len(entries)
 }
 
 // checkpointEnd finds how far the checkpoint reaches: to the end of the closed

@@ -181,7 +181,7 @@ func TestCheckpointEnd(t *testing.T) {
 	})
 	t.Run("never over a batch that is still open", func(t *testing.T) {
 		list := listOf(user("task"), read("/a", long), calls(toolCall{"b", "read", `{"path":"/b"}`}, toolCall{"c", "read", `{"path":"/c"}`}), answer("b", strings.Repeat(long, 3)))
-		entries, violations := Repair(Entries(list, 0))
+		entries, _, violations := Repair(Entries(list, 0))
 		if len(violations) != 1 {
 			t.Fatalf("got %v", violations)
 		}
@@ -192,7 +192,7 @@ func TestCheckpointEnd(t *testing.T) {
 	})
 	t.Run("nothing to keep where all that changed is open", func(t *testing.T) {
 		list := listOf(user("task"), calls(toolCall{"b", "read", `{"path":"/b"}`}, toolCall{"c", "read", `{"path":"/c"}`}), answer("b", strings.Repeat(long, 9)))
-		entries, _ := Repair(Entries(list, 0))
+		entries, _, _ := Repair(Entries(list, 0))
 		out := mustRecover(t, Request{Entries: entries, Originals: list, Open: 1, Scale: scaleOf(entries, 0, 6000)})
 		if out.Covered > 1 || out.N > 1 {
 			t.Errorf("covered %d, n %d", out.Covered, out.N)
@@ -200,7 +200,7 @@ func TestCheckpointEnd(t *testing.T) {
 	})
 	t.Run("a batch that was repaired as a whole is covered as a whole", func(t *testing.T) {
 		list := listOf(user("task"), calls(toolCall{"b", "read", `{"path":"/b"}`}, toolCall{"c", "read", `{"path":"/c"}`}), answer("b", strings.Repeat(long, 2)), user("and?"), read("/e", long), read("/f", "x"), read("/g", "x"), read("/h", "x"))
-		entries, violations := Repair(Entries(list, 0))
+		entries, _, violations := Repair(Entries(list, 0))
 		if violations == nil {
 			t.Fatal("legal")
 		}
@@ -480,7 +480,7 @@ func checkReplay(t testing.TB, req Request, out Outcome) {
 		t.Errorf("entry %d ends at %d, n is %d", out.Covered-1, out.Entries[out.Covered-1].End, out.N)
 	}
 	again := append(slices.Clone(out.Entries[:out.Covered]), Entries(req.Originals[out.N:], out.N)...)
-	repaired, _ := Repair(again)
+	repaired, _, _ := Repair(again)
 	got, want := raws(repaired), raws(out.Entries)
 	if req.Open < len(req.Entries) { // an open batch is not covered, edited or not
 		got, want = got[:min(out.Covered, len(got))], want[:out.Covered]
@@ -757,7 +757,7 @@ func recoverSafely(t testing.TB, req Request) (out Outcome, err error) {
 // streamed request recovers in a goroutine of its own.
 func TestRecoverDropsTheOpenBatch(t *testing.T) {
 	list := listOf(user("task"), read("/a", lines("x", 100)), read("/b", "y"), calls(toolCall{"c9", "shell", `{"command":` + quoted(strings.Repeat("make ", 150)) + `}`}), user("go on"))
-	entries, violations := Repair(Entries(list, 0))
+	entries, _, violations := Repair(Entries(list, 0))
 	if len(violations) != 1 || violations[0].Kind != pairing.UnansweredCall {
 		t.Fatalf("got %v", violations)
 	}
@@ -779,17 +779,7 @@ func TestRecoverRepaired(t *testing.T) {
 	for seed := range uint64(24) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		list := damage(r, history(r, 15+r.IntN(30)))
-		entries, violations := Repair(Entries(list, 0))
-		open := len(entries)
-		if slices.ContainsFunc(violations, func(v pairing.Violation) bool { return v.Kind == pairing.UnansweredCall }) {
-			// As the proxy does: the newest batch may yet be answered.
-			for i := len(entries) - 1; i >= 0; i-- {
-				if entries[i].Role == transcript.Assistant {
-					open = i
-					break
-				}
-			}
-		}
+		entries, open, _ := Repair(Entries(list, 0))
 		window := []int{500, 2000, 8000}[seed%3]
 		req := Request{Entries: entries, Originals: list, Open: open, Scale: scaleOf(entries, 0, window)}
 		if req.Scale.Prompt < window {

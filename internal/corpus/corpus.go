@@ -11,26 +11,40 @@ import (
 	"testing"
 )
 
-// Dir returns the corpus folder of that name, or skips the test. The corpus is
-// named by COMPACTPROXY_SHARED, or found as a folder "shared" beside the
-// checkout.
-func Dir(t testing.TB, name string) string {
+// Path returns the path of a file or folder of the corpus, or skips the test.
+// The corpus is named by COMPACTPROXY_SHARED, or found as a folder "shared"
+// beside the checkout or a folder above it.
+func Path(t testing.TB, name string) string {
 	t.Helper()
-	root := os.Getenv("COMPACTPROXY_SHARED")
-	if root == "" {
-		root = filepath.Join(checkout(t), "..", "shared")
+	for _, root := range roots(t) {
+		path := filepath.Join(root, "data", name)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
 	}
-	dir := filepath.Join(root, "data", name)
-	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("SKIPPED: the recorded %s are not beside this checkout (COMPACTPROXY_SHARED names their folder)", name)
+	t.Skipf("SKIPPED: the recorded %s are not beside this checkout (COMPACTPROXY_SHARED names their folder)", name)
+	return ""
+}
+
+func roots(t testing.TB) []string {
+	if root := os.Getenv("COMPACTPROXY_SHARED"); root != "" {
+		return []string{root}
 	}
-	return dir
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		found = append(found, filepath.Join(dir, "shared"))
+	}
+	return found
 }
 
 // Files returns the corpus's JSON files of that name.
 func Files(t testing.TB, name string) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(Dir(t, name), "*.json"))
+	files, err := filepath.Glob(filepath.Join(Path(t, name), "*.json"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no files in corpus %s: %v", name, err)
 	}
@@ -60,23 +74,4 @@ func Sessions(t testing.TB) []Session {
 		all = append(all, s)
 	}
 	return all
-}
-
-// checkout is the folder that holds go.mod.
-func checkout(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			t.Fatal("no go.mod above the test")
-		}
-		dir = parent
-	}
 }

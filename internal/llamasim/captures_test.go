@@ -14,6 +14,8 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/compactproxy/compactproxy/internal/corpus"
 )
 
 // A capture is a request to a real llama-server with its answer.
@@ -68,32 +70,11 @@ func texts(v jsontext.Value) map[string]string {
 	return m
 }
 
-// sharedCaptures finds the folder of all captures: beside the repository, or
-// where COMPACTPROXY_SHARED says. The package's own testdata holds a few.
+// sharedCaptures is the folder of all captures. The package's own testdata holds
+// a few.
 func sharedCaptures(t *testing.T) string {
 	t.Helper()
-	if shared := os.Getenv("COMPACTPROXY_SHARED"); shared != "" {
-		return filepath.Join(shared, "data", "captures")
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if found := filepath.Join(dir, "shared", "data", "captures"); isDir(found) {
-			return found
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			t.Skip("SKIPPED: no folder shared/data/captures beside the repository and no COMPACTPROXY_SHARED; only the captures in testdata were replayed")
-		}
-		dir = parent
-	}
-}
-
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
+	return corpus.Path(t, "captures")
 }
 
 // notSimulated are captures of what this server leaves out.

@@ -229,7 +229,7 @@ func (ex *exchange) pair() (repaired bool, err error) {
 	if p.pairing == config.PairingOff {
 		return false, nil
 	}
-	legal, violations := compaction.Repair(ex.entries)
+	legal, open, violations := compaction.Repair(ex.entries)
 	if violations == nil {
 		return false, nil
 	}
@@ -253,8 +253,7 @@ func (ex *exchange) pair() (repaired bool, err error) {
 		}
 	}
 	ex.did("repair")
-	ex.open = openFrom(ex.entries, legal, violations)
-	ex.entries = legal
+	ex.entries, ex.open = legal, open
 	return true, nil
 }
 
@@ -275,28 +274,6 @@ func words(k pairing.Kind) string {
 		return "another message stands between a call and its result"
 	}
 	return "the call's arguments are not JSON"
-}
-
-// openFrom finds where a batch begins whose calls the client may yet answer:
-// the newest one, if the repair had to invent a result for it. No checkpoint
-// may cover that.
-func openFrom(before, repaired []compaction.Entry, violations []pairing.Violation) int {
-	last := -1
-	for i := range before {
-		if before[i].Role == transcript.Assistant {
-			last = i
-		}
-	}
-	for _, v := range violations {
-		if v.Kind == pairing.UnansweredCall && v.Message == last {
-			for i := len(repaired) - 1; i >= 0; i-- {
-				if repaired[i].Role == transcript.Assistant {
-					return i
-				}
-			}
-		}
-	}
-	return len(repaired)
 }
 
 // credentials seed the chain, so that nothing crosses users.

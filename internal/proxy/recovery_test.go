@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -291,7 +290,7 @@ func TestRecovery_NotAfterAToken(t *testing.T) {
 
 // Every refusal that was ever recorded, positive and negative.
 func TestRecovery_RecordedRefusals(t *testing.T) {
-	raw, err := os.ReadFile(filepath.Join(filepath.Dir(corpus.Dir(t, "sessions")), "overflow.jsonl"))
+	raw, err := os.ReadFile(corpus.Path(t, "overflow.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}

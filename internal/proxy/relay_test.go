@@ -943,7 +943,7 @@ func TestRelay_Captures(t *testing.T) {
 	relayed := newTap()
 	for _, name := range []string{"chat_stream", "chat_stream_usage", "chat_stream_timings_per_token", "chat_stream_return_progress", "stream_tool_calls_1", "empty_completion_stream", "noshift_gen_hits_nctx_stream"} {
 		t.Run(name, func(t *testing.T) {
-			raw, err := os.ReadFile(filepath.Join(corpus.Dir(t, "captures"), name+".json"))
+			raw, err := os.ReadFile(filepath.Join(corpus.Path(t, "captures"), name+".json"))
 			if err != nil {
 				t.Fatal(err)
 			}

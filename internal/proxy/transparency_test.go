@@ -719,7 +719,7 @@ type capture struct {
 
 func captures(t testing.TB) []capture {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(corpus.Dir(t, "captures"), "*.json"))
+	files, err := filepath.Glob(filepath.Join(corpus.Path(t, "captures"), "*.json"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no captures: %v", err)
 	}

@@ -7,37 +7,19 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/compactproxy/compactproxy/internal/corpus"
 )
 
-// sharedRoots are the folders in which development data may lie that is not part of a checkout: the
-// one in COMPACTPROXY_SHARED, or one named "shared" beside any folder above this one.
-func sharedRoots(t testing.TB) []string {
+// sharedFile reads a file of the recorded corpus. Without it the test is skipped,
+// and what it checks is then checked on testdata alone.
+func sharedFile(t testing.TB, name string) []byte {
 	t.Helper()
-	if dir := os.Getenv("COMPACTPROXY_SHARED"); dir != "" {
-		return []string{dir}
-	}
-	dir, err := os.Getwd()
+	data, err := os.ReadFile(corpus.Path(t, name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var roots []string
-	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		roots = append(roots, filepath.Join(dir, "shared"))
-	}
-	return roots
-}
-
-// sharedFile reads a file of the development data. Without it the test is skipped, and what it checks
-// is then checked on testdata alone.
-func sharedFile(t testing.TB, name string) []byte {
-	t.Helper()
-	for _, root := range sharedRoots(t) {
-		if data, err := os.ReadFile(filepath.Join(root, "data", name)); err == nil {
-			return data
-		}
-	}
-	t.Skipf("NOT TESTED: data/%s not found; set COMPACTPROXY_SHARED to the folder that holds it", name)
-	return nil
+	return data
 }
 
 // jsonLines decodes a JSONL file, keeping the order.
@@ -77,26 +59,20 @@ type namedFile struct {
 	data []byte
 }
 
-// sharedFiles reads every file of a folder of the development data, as sharedFile does one.
+// sharedFiles reads every file of a folder of the recorded corpus.
 func sharedFiles(t testing.TB, folder, pattern string) []namedFile {
 	t.Helper()
-	for _, root := range sharedRoots(t) {
-		paths, err := filepath.Glob(filepath.Join(root, "data", folder, pattern))
+	paths, err := filepath.Glob(filepath.Join(corpus.Path(t, folder), pattern))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []namedFile
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var files []namedFile
-		for _, path := range paths {
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			files = append(files, namedFile{filepath.Base(path), data})
-		}
-		if len(files) > 0 {
-			return files
-		}
+		files = append(files, namedFile{filepath.Base(path), data})
 	}
-	t.Skipf("NOT TESTED: data/%s/%s not found; set COMPACTPROXY_SHARED to the folder that holds it", folder, pattern)
-	return nil
+	return files
 }
