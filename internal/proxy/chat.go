@@ -25,7 +25,6 @@ import (
 // chat is the life of a chat request.
 func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec := recordOf(r.Context())
-	rec.route = "chat"
 	mode := p.modeOf(r.Header)
 	rec.mode = string(mode)
 	w = plainWriter{w}

@@ -114,14 +114,18 @@ func New(o Options) *Proxy {
 	return p
 }
 
+// chatRoutes are the paths of chat requests.
+var chatRoutes = []string{"/v1/chat/completions", "/chat/completions"}
+
 func (p *Proxy) routes() http.Handler {
 	r := chi.NewRouter()
 	r.Use(p.recorded, p.authorized)
 	pass := func(w http.ResponseWriter, r *http.Request) {
 		p.pass.ServeHTTP(plainWriter{w}, r)
 	}
-	r.Post("/v1/chat/completions", p.chat)
-	r.Post("/chat/completions", p.chat)
+	for _, route := range chatRoutes {
+		r.Post(route, p.chat)
+	}
 	r.NotFound(pass)
 	r.MethodNotAllowed(pass)
 	return r

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,6 +66,9 @@ func (p *Proxy) recorded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		rec := &record{route: "other", mode: string(p.mode)}
+		if r.Method == http.MethodPost && slices.Contains(chatRoutes, r.URL.Path) {
+			rec.route = "chat"
+		}
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
 		ww := middleware.NewWrapResponseWriter(w, r.ProtoMajor)
 		p.metrics.Inflight.Inc()
@@ -96,6 +100,9 @@ func (rec *record) fields(r *http.Request, status, written int, took time.Durati
 		zap.Int("status", status),
 		zap.Duration("took", took),
 	}
+	if rec.reason != "" {
+		f = append(f, zap.String("reason", rec.reason))
+	}
 	if rec.route != "chat" {
 		return append(f, zap.Int("answer_bytes", written))
 	}
@@ -113,7 +120,7 @@ func (rec *record) fields(r *http.Request, status, written int, took time.Durati
 	if rec.answer.Known {
 		f = append(f, zap.Int("prompt_tokens", rec.answer.Prompt), zap.Int("cached_tokens", rec.answer.Cached), zap.Int("completion_tokens", rec.answer.Completion))
 	}
-	for _, s := range []struct{ key, value string }{{"session", rec.session}, {"refusal", rec.refusal}, {"reason", rec.reason}} {
+	for _, s := range []struct{ key, value string }{{"session", rec.session}, {"refusal", rec.refusal}} {
 		if s.value != "" {
 			f = append(f, zap.String(s.key, s.value))
 		}

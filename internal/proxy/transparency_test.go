@@ -238,17 +238,13 @@ func talk(t testing.TB, addr, head string, body []byte) []message {
 		answers = append(answers, m)
 		return m
 	}
-	out := append([]byte(head), body...)
-	if strings.Contains(head, "\r\nExpect:") {
-		out = body
-		if _, err := io.WriteString(c, head); err != nil {
-			t.Fatal(err)
-		}
-		if read().status() >= 200 {
-			return answers
-		}
+	if _, err := io.WriteString(c, head); err != nil {
+		t.Fatal(err)
 	}
-	if _, err := c.Write(out); err != nil {
+	if strings.Contains(head, "\r\nExpect:") && read().status() >= 200 {
+		return answers
+	}
+	if _, err := c.Write(body); err != nil {
 		t.Fatalf("send to %s: %v", addr, err)
 	}
 	for read().status() < 200 {
@@ -476,11 +472,10 @@ func TestOff_KeepsRequestFields(t *testing.T) {
 	}
 }
 
-func TestOff_KeepsTheAnswer(t *testing.T) {
-	t.Parallel()
-	o := newOffRig(t)
+// answersOnWire are answers of many kinds as servers send them.
+func answersOnWire() map[string]string {
 	const events = "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nAccess-Control-Allow-Origin:\r\nX-Accel-Buffering: no\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
-	for name, answer := range map[string]string{
+	return map[string]string{
 		"no field at all":         "HTTP/1.1 200 OK\r\n\r\n<html>sniff me</html>",
 		"no type":                 "HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{\"sniff\":\"me\"}",
 		"an empty type":           "HTTP/1.1 200 OK\r\nContent-Type:\r\nContent-Length: 2\r\n\r\nhi",
@@ -506,12 +501,21 @@ func TestOff_KeepsTheAnswer(t *testing.T) {
 		"a stream to the end":     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\ndata: [DONE]\n\n",
 		"trailers":                "HTTP/1.1 200 OK\r\nTrailer: X-Sum, X-More\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\nX-More: a\r\n\r\n",
 		"trailers unannounced":    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n",
-	} {
+	}
+}
+
+// askChat are the bodies that answers are asked with.
+var askChat = []string{
+	`{"messages":[{"role":"user","content":"hi"}]}`,
+	`{"messages":[{"role":"user","content":"hi"}],"stream":true}`,
+}
+
+func TestOff_KeepsTheAnswer(t *testing.T) {
+	t.Parallel()
+	o := newOffRig(t)
+	for name, answer := range answersOnWire() {
 		t.Run(name, func(t *testing.T) {
-			for _, body := range []string{
-				`{"messages":[{"role":"user","content":"hi"}]}`,
-				`{"messages":[{"role":"user","content":"hi"}],"stream":true}`,
-			} {
+			for _, body := range askChat {
 				o.same(t, chatHead([]byte(body)), []byte(body), answer)
 			}
 			o.same(t, "GET /props HTTP/1.1\r\nHost: {host}\r\n", nil, answer)
@@ -869,6 +873,31 @@ func TestOn_ForwardsCaptures(t *testing.T) {
 	if untouched < 100 {
 		t.Errorf("only %d captures needed nothing", untouched)
 	}
+}
+
+// What reads an answer as it passes changes nothing in it but the header fields
+// of its own: in mode on, where there is nothing to recover from, and in mode
+// observe whatever comes.
+func TestOnAndObserve_KeepTheAnswer(t *testing.T) {
+	t.Parallel()
+	s := newRawServer(t)
+	all := answersOnWire()
+	all["interim answers"] = "HTTP/1.1 103 Early Hints\r\nLink: </b.css>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + okJSON
+	everyMode(t, func(t *testing.T, mode rigOption) {
+		r := startBefore(t, "http://"+s.Addr, mode)
+		if r.mode == config.ModeOff {
+			return // has a test of its own
+		}
+		for name, answer := range all {
+			if r.mode == config.ModeOn && strings.Contains(answer, "Context size") {
+				continue
+			}
+			for _, body := range askChat {
+				_, direct, through := forwardsUntouched(t, s, r, chatHead([]byte(body)), []byte(body), answer)
+				sameOnWire(t, name, direct, through)
+			}
+		}
+	})
 }
 
 // In mode observe every body goes on as it came, and every answer as well.
