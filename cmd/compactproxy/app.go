@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -62,10 +61,6 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 	a.prober = newProber(cfg, root, transport)
 	a.tracker = newTracker(cfg, a.prober, log, counters)
 
-	stdlog, err := zap.NewStdLogAt(log, zap.DebugLevel)
-	if err != nil {
-		return nil, err
-	}
 	handler := proxy.New(proxy.Options{
 		Config:    cfg,
 		Upstream:  root,
@@ -80,13 +75,7 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 		a.public: handler,
 		a.admin:  proxy.Admin(registry, a.ready),
 	} {
-		server := &http.Server{
-			Handler:                      handler,
-			ReadHeaderTimeout:            30 * time.Second,
-			IdleTimeout:                  2 * time.Minute,
-			DisableGeneralOptionsHandler: true, // "OPTIONS *" is the server's to answer
-			ErrorLog:                     stdlog,
-		}
+		server := proxy.NewServer(handler, log)
 		a.servers = append(a.servers, server)
 		go func() { // ends with Shutdown or Close
 			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -37,10 +37,6 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 		out.URL.Opaque = prefix + raw
 	}
 	out.Host = ""
-	// llama-server closes a connection behind a streamed answer without saying
-	// so; whatever is sent on it next is lost. Only a request without a body can
-	// be sent again, so all others get a connection of their own.
-	out.Close = out.Method != http.MethodGet && out.Method != http.MethodHead
 	// ReverseProxy drops what it cannot parse from a query; a proxy that is not
 	// there would not.
 	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery

@@ -108,7 +108,7 @@ func New(o Options) *Proxy {
 	for _, key := range o.Config.APIKeys {
 		p.apiKeys = append(p.apiKeys, sha256.Sum256([]byte(key.Reveal())))
 	}
-	p.stdlog, _ = zap.NewStdLogAt(p.log.WithOptions(zap.AddStacktrace(zap.FatalLevel)), zap.DebugLevel)
+	p.stdlog = quietLog(p.log)
 	p.pass = p.passthrough()
 	p.handler = p.routes()
 	return p

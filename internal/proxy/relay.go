@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"time"
@@ -55,7 +56,7 @@ func (ex *exchange) relay(req *http.Request) (*http.Response, error) {
 		} else {
 			body.stopTimer()
 		}
-		h.res.Body = body // the trailers arrive in this very response
+		h.res.Body, body.res = body, h.res
 		return h.res, nil
 	case <-body.tick():
 		close(pm.spent)
@@ -104,9 +105,10 @@ type pump struct {
 	out   chan piece    // closed at the end
 	spent chan struct{} // closed when a keep-alive chunk has used up status and header
 
-	begun   bool // the head was given, or is not wanted any more
-	inline  bool // errors must travel in the stream
-	sent    bool // an event was given out
+	begun   bool           // the head was given, or is not wanted any more
+	from    *http.Response // the server's response that the head was made of
+	inline  bool           // errors must travel in the stream
+	sent    bool           // an event was given out
 	retried bool
 	err     error // how the stream broke; read after out was closed
 }
@@ -150,6 +152,11 @@ func (pm *pump) begin(h head) bool {
 	pm.begun = true
 	if h.res != nil {
 		pm.ex.decorate(h.res.Header)
+		// The trailers come into the server's response as its body is read, here;
+		// the reverse proxy looks at its own copy meanwhile.
+		res := *h.res
+		res.Trailer = maps.Clone(h.res.Trailer)
+		pm.from, h.res = h.res, &res
 	}
 	select {
 	case pm.head <- h:
@@ -328,6 +335,7 @@ type relayBody struct {
 	timer     *time.Timer // nil where no keep-alive is wanted
 	model     string      // as the client asked for it
 
+	res     *http.Response // the answer that has this body, nil where keep-alive began it
 	pending []byte
 	partial bool // an event has begun and goes on
 	spent   bool
@@ -358,6 +366,9 @@ func (b *relayBody) Read(p []byte) (int, error) {
 			if !ok {
 				if b.pump.err != nil {
 					return 0, b.pump.err
+				}
+				if b.res != nil && len(b.pump.from.Trailer) > 0 {
+					b.res.Trailer = b.pump.from.Trailer
 				}
 				return 0, io.EOF
 			}

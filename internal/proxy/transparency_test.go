@@ -190,11 +190,11 @@ func closes(m message) bool {
 	return strings.EqualFold(v, "close")
 }
 
-// say sets the answer to every request that follows.
+// say sets the answer to every request that follows, and forgets the last ones.
 func (s *rawServer) say(answer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answer = []byte(answer)
+	s.answer, s.got = []byte(answer), nil
 }
 
 // take returns the one request that has come since the last call.
