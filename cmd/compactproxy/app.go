@@ -125,7 +125,13 @@ func toolRow(t config.Tool) agents.Tool {
 }
 
 // base is what agents are pointed at.
-func (a *app) base() string { return "http://" + a.public.Addr().String() + "/v1" }
+func (a *app) base() string {
+	address := a.public.Addr().String()
+	if host, port, err := net.SplitHostPort(address); err == nil && net.ParseIP(host).IsUnspecified() {
+		address = net.JoinHostPort("127.0.0.1", port)
+	}
+	return "http://" + address + "/v1"
+}
 
 // ready is the state that /readyz reports: the server answers, and nobody has
 // asked us to stop.

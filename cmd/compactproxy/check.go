@@ -20,7 +20,7 @@ value came from and what to do; standard output stays empty and the exit code is
 		Example: `  compactproxy check
   compactproxy check --config compactproxy.yaml
   COMPACTPROXY_UPSTREAM_URL=http://gpu:8080 compactproxy check --mode observe
-  compactproxy check --config compactproxy.yaml >/dev/null && systemctl reload compactproxy`,
+  compactproxy check --config compactproxy.yaml >/dev/null && systemctl restart compactproxy`,
 		Args: noArguments,
 	}
 	settings := addSettings(cmd)

@@ -36,6 +36,9 @@ Keys:
 		if key.Default != "" {
 			what += ", default " + key.Default
 		}
+		if key.Inert {
+			what += ", no effect yet"
+		}
 		fmt.Fprintf(&b, "\n  %s (%s)\n      %s\n", key.Name, what, key.Doc)
 	}
 	return &cobra.Command{

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,8 @@ times. It needs nothing but this program and ends by itself.
 
 With --upstream the session is played against a real server, and the answers are that server's. The recorded
 history goes on whatever it says. A window larger than the session (start llama-server with -c 16384) leaves
-nothing to do.
+nothing to do. Only this flag chooses the server and only --listen and --admin choose ports; everything else of the
+configuration counts as it does for serve.
 
 The exit code is 0 if every turn was answered.`,
 		Example: `  compactproxy demo
@@ -40,9 +42,15 @@ The exit code is 0 if every turn was answered.`,
 	}
 	settings := addSettings(cmd)
 	stay := cmd.Flags().Bool("stay", false, "leave everything running after the session, until a signal")
-	window := cmd.Flags().Int("window", 16384, "context window of the simulated server in `tokens`")
-	session := cmd.Flags().String("session", "ledger", "recorded session to play: one of the `names` "+fmt.Sprint(recording.Sessions()))
+	window := cmd.Flags().Int("window", 16384, "context window of the simulated server in `TOKENS`")
+	session := cmd.Flags().String("session", "ledger", "recorded session to play: `NAME` is one of "+strings.Join(recording.Sessions(), ", ")+" (the small ones need a small window)")
+	for flag, what := range map[string]string{"listen": "any free port", "admin": "any free port", "upstream": "a simulated server", "log-level": "error"} {
+		settings.flags.Lookup(flag).DefValue = what
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if settings.flags.Changed("upstream") && settings.flags.Changed("window") {
+			return usagef(cmd, "--window is the simulated server's; with --upstream the server has its own")
+		}
 		cfg, err := settings.load()
 		if err != nil {
 			return err
@@ -113,11 +121,14 @@ func (d demonstration) run(ctx context.Context) error {
 
 	sum, err := demo.Play(ctx, demo.Options{Base: a.base(), Session: d.session, MaxTokens: d.maxTokens(), Count: count, Out: d.out})
 	if err != nil {
+		if ctx.Err() != nil {
+			return errors.New("demo: interrupted")
+		}
 		return err
 	}
 	sum.Print(d.out)
 	if d.stay {
-		fmt.Fprintf(d.out, "\nStill running. Agents: OPENAI_BASE_URL=%s   Metrics: http://%s/metrics   End it with Ctrl-C.\n", a.base(), a.admin.Addr())
+		fmt.Fprintf(d.out, "\nStill running. Agents: OPENAI_BASE_URL=%s   Server: %s   Metrics: http://%s/metrics\nEnd it with Ctrl-C. --log-level info shows each request.\n", a.base(), d.cfg.Upstream.URL, a.admin.Addr())
 		<-ctx.Done()
 	}
 	if sum.Answered < sum.Turns {

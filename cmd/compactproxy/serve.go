@@ -46,7 +46,7 @@ ends at once.`,
 // serve runs until a signal.
 func serve(ctx context.Context, cfg config.Config, log *zap.Logger) error {
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 
 	a, err := newApp(cfg, log)
@@ -57,6 +57,13 @@ func serve(ctx context.Context, cfg config.Config, log *zap.Logger) error {
 	log.Info("compactproxy "+thisBuild().Version+" is running; point agents at OPENAI_BASE_URL="+a.base(),
 		zap.String("server", a.root.String()), zap.String("mode", string(cfg.Compaction.Mode)),
 		zap.String("admin", "http://"+a.admin.Addr().String()))
+
+	if names := config.WithoutEffect(cfg); names != nil {
+		log.Warn("these keys are set and have no effect yet", zap.Strings("keys", names))
+	}
+	if len(cfg.APIKeys) == 0 && !config.Loopback(a.public.Addr().String()) {
+		log.Warn("everybody who reaches this address may use the server: set api_keys, or listen on 127.0.0.1", zap.String("listen", a.public.Addr().String()))
+	}
 
 	select {
 	case err := <-a.failed:

@@ -32,7 +32,7 @@ func TestDemo(t *testing.T) {
 		want []string // in the output, in order
 	}{
 		{"the main recording", []string{"demo"}, exitDone,
-			[]string{`Recorded session "ledger", 80 turns`, "<< COMPACTED", "80 of 80 turns answered", "Without the proxy: the session ends at turn"}},
+			[]string{`Recorded session "ledger", 80 turns`, "<< COMPACTED", "80 of 80 turns answered", "Without the proxy, the session would have ended at turn"}},
 		{"another window and session", []string{"demo", "--window", "8192", "--session", "reused-ids"}, exitDone,
 			[]string{"9 of 9 turns answered"}},
 		{"the proxy off: the session dies", []string{"demo", "--mode", "off"}, exitFailed,

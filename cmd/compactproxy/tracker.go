@@ -74,6 +74,9 @@ func report(s upstream.Status, cfg config.Config, address string, log *zap.Logge
 			fields = append(fields, zap.String("compacts", "when the server refuses a request as too long"))
 		}
 		log.Info("found the server", fields...)
+		if model, ok := s.Find(""); (!ok || model.Window == 0) && cfg.Upstream.ContextWindow == 0 {
+			log.Warn("the server does not tell its window: it is learned from the first refusal; set upstream.context_window if the server cuts long prompts instead of refusing them", at)
+		}
 	case upstream.Loading:
 		log.Info("the server is loading its model; requests go through and are answered when it is done", at)
 	case upstream.Busy:

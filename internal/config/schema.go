@@ -26,6 +26,35 @@ type Key struct {
 	Env string
 	// Doc is one sentence.
 	Doc string
+	// Inert keys belong to features that are not here yet: they are checked, and
+	// have no effect.
+	Inert bool
+}
+
+// inert is shown in help, in the shipped file and by [WithoutEffect]; a key
+// leaves it with the feature that reads it.
+var inert = map[string]bool{
+	"admin_token": true, "image_tokens": true, "pin": true, "models[].at_tokens": true,
+	"compaction.threshold": true, "compaction.at_tokens": true, "compaction.settle": true, "compaction.predictive": true,
+	"compaction.exact_count": true, "compaction.loop_guard": true, "compaction.compact_tool": true,
+	"compaction.summary.enabled": true, "compaction.summary.style": true, "compaction.summary.validate": true,
+	"compaction.summary.target_tokens": true, "compaction.summary.max_tokens": true, "compaction.summary.timeout": true,
+	"compaction.summary.model": true,
+	"state.path":               true, "state.archive": true, "state.retention": true,
+}
+
+// WithoutEffect lists the keys that were set to something else than their
+// default and that nothing reads yet.
+func WithoutEffect(cfg Config) []string {
+	defaults := map[string]string{}
+	each(schema(), reflect.ValueOf(Default()), func(f *field, v reflect.Value) { defaults[f.key] = scalar(v) })
+	var names []string
+	each(schema(), reflect.ValueOf(cfg), func(f *field, v reflect.Value) {
+		if inert[f.key] && scalar(v) != defaults[f.key] {
+			names = append(names, f.key)
+		}
+	})
+	return names
 }
 
 // Keys returns every key that holds a value, in the order of the file; a list of entries is followed by the
@@ -35,13 +64,13 @@ func Keys() []Key { return slices.Clone(keys()) }
 var keys = sync.OnceValue(func() []Key {
 	var all []Key
 	each(schema(), reflect.ValueOf(Default()), func(f *field, v reflect.Value) {
-		key := Key{Name: f.key, Kind: f.kind(), Default: scalar(v), Env: EnvName(f.key), Doc: f.doc}
+		key := Key{Name: f.key, Kind: f.kind(), Default: scalar(v), Env: EnvName(f.key), Doc: f.doc, Inert: inert[f.key]}
 		if f.entries {
 			key.Env = ""
 		}
 		all = append(all, key)
 		for _, e := range f.fields {
-			all = append(all, Key{Name: e.key, Kind: e.kind(), Doc: e.doc})
+			all = append(all, Key{Name: e.key, Kind: e.kind(), Doc: e.doc, Inert: inert[e.key]})
 		}
 	})
 	return all

@@ -70,6 +70,9 @@ func TestShipped_HasEveryKeyAndItsDescription(t *testing.T) {
 		if !strings.HasPrefix(comments[key.Name]+"\n", key.Doc+"\n") {
 			t.Errorf("%s: its comment does not begin with the line %q:\n%s", key.Name, key.Doc, comments[key.Name])
 		}
+		if inert := strings.Contains(comments[key.Name], "(No effect yet.)"); inert != key.Inert {
+			t.Errorf("%s: its comment says that it has no effect yet: %v, it has none: %v", key.Name, inert, key.Inert)
+		}
 		got := values[key.Name]
 		if got != key.Default && got != key.Default+"0" && !(got == "60s" && key.Default == "1m") {
 			t.Errorf("%s: %s in the file, %s in help", key.Name, got, key.Default)
@@ -122,5 +125,16 @@ func TestShipped_Examples(t *testing.T) {
 		if err == nil && len(cfg.Models)+len(cfg.Compaction.Tools) < 2 {
 			t.Errorf("no entries in\n%s", yaml)
 		}
+	}
+}
+
+func TestWithoutEffect(t *testing.T) {
+	cfg := config.Default()
+	if got := config.WithoutEffect(cfg); got != nil {
+		t.Errorf("defaults: %v", got)
+	}
+	cfg.Compaction.AtTokens, cfg.Compaction.KeepRecent, cfg.AdminToken = 5000, 5, "x"
+	if diff := cmp.Diff([]string{"admin_token", "compaction.at_tokens"}, config.WithoutEffect(cfg)); diff != "" {
+		t.Error(diff)
 	}
 }

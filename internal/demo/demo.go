@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -65,7 +66,7 @@ type turn struct {
 }
 
 const (
-	header = "turn   agent sent    forwarded   window   from cache    processed   what the proxy did\n"
+	header = "Tokens of each prompt:\nturn   agent sent    forwarded   window   from cache    processed   what the proxy did\n"
 	begin  = "%4d %12s "
 	rest   = "%12s %8s %12s %12s   %s\n"
 )
@@ -122,7 +123,7 @@ func (t turn) what(sent int) string {
 	case t.failure != "":
 		return fmt.Sprintf("NOT ANSWERED: %d %s", t.status, t.failure)
 	case strings.Contains(t.action, "recovery"):
-		return fmt.Sprintf("<< COMPACTED: the server refused it; now %s of %s tokens", figure(t.prompt), figure(sent))
+		return fmt.Sprintf("<< COMPACTED, since it did not fit: now %s of %s tokens", figure(t.prompt), figure(sent))
 	case strings.Contains(t.action, "replay"):
 		return "replayed the compacted history"
 	case t.action == "none":
@@ -133,18 +134,17 @@ func (t turn) what(sent int) string {
 
 // Print writes the totals, and what would have been without the proxy.
 func (s Totals) Print(w io.Writer) {
-	fmt.Fprintf(w, "\n%d of %d turns answered, %d compactions.\n", s.Answered, s.Turns, s.Compacted)
+	fmt.Fprintf(w, "\n%d of %d turns answered; the history was compacted in %d of them.\n", s.Answered, s.Turns, s.Compacted)
 	fmt.Fprintf(w, "The agent sent %s prompt tokens in all; %s reached the server, of which %s came from its cache and %s were processed.\n",
 		figure(s.Sent), figure(s.Forwarded), figure(s.Cached), figure(s.Processed))
-	if s.Window == 0 {
-		return
+	switch {
+	case s.Window == 0:
+	case s.FirstOut == 0:
+		fmt.Fprintf(w, "Without the proxy: every request fits the window of %s tokens; nothing had to be done.\n", figure(s.Window))
+	default:
+		fmt.Fprintf(w, "Without the proxy, the session would have ended at turn %d: %d of its %d requests are too long for the window of %s tokens.\n",
+			s.FirstOut, s.TooLong, s.Turns, figure(s.Window))
 	}
-	if s.FirstOut == 0 {
-		fmt.Fprintf(w, "Without the proxy: every turn fits the window of %s tokens; nothing had to be done.\n", figure(s.Window))
-		return
-	}
-	fmt.Fprintf(w, "Without the proxy: the session ends at turn %d, refused as too long for the window of %s tokens; %d of %d turns are.\n",
-		s.FirstOut, figure(s.Window), s.TooLong, s.Turns)
 }
 
 // send makes one request and reads its stream to the end.
@@ -165,6 +165,9 @@ func (o Options) send(ctx context.Context, body []byte) (turn, error) {
 	}
 	if res.StatusCode != http.StatusOK {
 		t.failure = failureOf(res.Body)
+		if res.StatusCode == http.StatusBadGateway {
+			return t, errors.New(t.failure) // no server: every further turn would fail alike
+		}
 		return t, nil
 	}
 	t.failure = "the stream ended early"
@@ -208,10 +211,12 @@ func (o Options) send(ctx context.Context, body []byte) (turn, error) {
 func failureOf(r io.Reader) string {
 	raw, _ := io.ReadAll(io.LimitReader(r, 64<<10))
 	var e struct{ Error struct{ Message string } }
+	text := string(raw)
 	if json.Unmarshal(raw, &e) == nil && e.Error.Message != "" {
-		return e.Error.Message
+		text = e.Error.Message
 	}
-	return strings.TrimSpace(string(raw[:min(len(raw), 200)]))
+	text = strings.Join(strings.Fields(text), " ") // one row of the table
+	return text[:min(len(text), 240)]
 }
 
 // ServerCount counts with the server's own endpoint for that, and returns 0

@@ -343,7 +343,7 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 	if err != nil {
 		p.metrics.Compactions.WithLabelValues("recovery", string(compaction.KindClip), metrics.ResultRejected).Inc()
 		p.metrics.OverflowRetries.WithLabelValues(metrics.RetryHopeless).Inc()
-		ex.warning = "recovery failed: " + err.Error()
+		ex.warning = err.Error()
 		p.log.Warn("the request does not fit and cannot be made to", zap.String("conversation", ex.conv.ID),
 			zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("window_tokens", window))
 		return false
@@ -351,6 +351,8 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 	ex.did("recovery")
 	if ex.mode == config.ModeObserve {
 		p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultObserved).Inc()
+		p.log.Info("would have compacted", zap.String("conversation", ex.conv.ID), zap.String("kind", string(out.Kind)),
+			zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("window_tokens", window))
 		return true
 	}
 	p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultInstalled).Inc()

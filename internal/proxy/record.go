@@ -69,6 +69,9 @@ func (p *Proxy) recorded(next http.Handler) http.Handler {
 		if r.Method == http.MethodPost && slices.Contains(chatRoutes, r.URL.Path) {
 			rec.route = "chat"
 		}
+		if strings.Contains(r.URL.Path, "/v1/v1/") {
+			rec.reason = "v1_twice" // the base URL and the client both add it
+		}
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
 		ww := middleware.NewWrapResponseWriter(w, r.ProtoMajor)
 		p.metrics.Inflight.Inc()

@@ -444,7 +444,7 @@ func isRoleChunk(event []byte) bool {
 // next one. Comment lines would not do: they do not reset the timers of two
 // agents, and one SDK cannot read a comment that stands alone.
 func (b *relayBody) keepAlive() {
-	b.timer.Reset(keepaliveEvery)
+	b.timer.Reset(min(keepaliveEvery, b.keepalive))
 	if b.partial {
 		return // not in the middle of an event
 	}
