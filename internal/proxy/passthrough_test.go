@@ -738,3 +738,116 @@ func TestPassthrough_ManyAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// lateEnd lets the read behind a body's last byte wait: net/http asks once more
+// when everything is sent, and by then the answer may be on its way.
+type lateEnd struct {
+	io.ReadCloser
+	left    int64
+	release <-chan struct{}
+	read    chan<- struct{}
+}
+
+func (l *lateEnd) Read(b []byte) (int, error) {
+	last := l.left <= 0
+	if last {
+		<-l.release
+	}
+	n, err := l.ReadCloser.Read(b)
+	if l.left -= int64(n); last {
+		close(l.read)
+	}
+	return n, err
+}
+
+// An answer that begins the moment the request is complete is not cut off
+// because net/http has closed the request's body meanwhile.
+func TestPassthrough_QuickAnswersAreWhole(t *testing.T) {
+	t.Parallel()
+	for path, mode := range map[string]config.Mode{"/tokenize": config.ModeOn, "/v1/chat/completions": config.ModeOff} {
+		release, read := make(chan struct{}), make(chan struct{})
+		const first, rest = "first", 8 << 20
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			_, _ = io.Copy(io.Discard, req.Body)
+			_, _ = io.WriteString(w, first)
+			w.(http.Flusher).Flush()
+			select {
+			case <-read:
+			case <-req.Context().Done():
+			}
+			_, _ = w.Write(make([]byte, rest))
+		}), inMode(mode), func(o *Options) {
+			next := o.Transport
+			o.Transport = roundTrips(func(req *http.Request) (*http.Response, error) {
+				req.Body = &lateEnd{req.Body, req.ContentLength, release, read}
+				return next.RoundTrip(req)
+			})
+		})
+		res := roundTrip(t, request(t, "POST", r.URL+path, strings.NewReader(plainChat)))
+		if _, err := io.ReadFull(res.Body, make([]byte, len(first))); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		if n, err := io.Copy(io.Discard, res.Body); err != nil || n != rest {
+			t.Errorf("%s: the answer ends after %d of %d bytes: %v", path, n, rest, err)
+		}
+	}
+}
+
+// A server may answer while the request is still coming, and both go on.
+func TestPassthrough_BothWaysAtOnce(t *testing.T) {
+	t.Parallel()
+	for path, mode := range map[string]config.Mode{"/stream": config.ModeOn, "/v1/chat/completions": config.ModeOff} {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			b := make([]byte, 100)
+			for {
+				n, err := req.Body.Read(b)
+				_, _ = w.Write(b[:n])
+				w.(http.Flusher).Flush()
+				if err != nil {
+					return
+				}
+			}
+		}), inMode(mode))
+		ours, theirs := io.Pipe()
+		type answer struct {
+			*http.Response
+			error
+		}
+		head := make(chan answer, 1)
+		transport := &http.Transport{DisableCompression: true}
+		t.Cleanup(transport.CloseIdleConnections)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		context.AfterFunc(ctx, func() { theirs.CloseWithError(ctx.Err()) })
+		req := request(t, "POST", r.URL+path, ours).WithContext(ctx)
+		go func() {
+			res, err := transport.RoundTrip(req)
+			head <- answer{res, err}
+		}()
+		got := await(t, "the answer's head", head)
+		if got.error != nil {
+			t.Errorf("%s: the answer waits for the whole request: %v", path, got.error)
+			continue
+		}
+		for i := range 3 {
+			said := fmt.Sprintf("message %d", i)
+			_, _ = io.WriteString(theirs, said)
+			heard := make([]byte, len(said))
+			if _, err := io.ReadFull(got.Body, heard); err != nil || string(heard) != said {
+				t.Errorf("%s: said %q, heard %q (%v)", path, said, heard, err)
+				break
+			}
+		}
+		theirs.Close()
+		if rest, err := io.ReadAll(got.Body); err != nil || len(rest) > 0 {
+			t.Errorf("%s: at the end: %q, %v", path, rest, err)
+		}
+		got.Body.Close()
+	}
+}
