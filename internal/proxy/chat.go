@@ -29,7 +29,7 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec.mode = string(mode)
 	w = plainWriter{w}
 	if mode == config.ModeOff {
-		p.pass.ServeHTTP(w, r)
+		p.passOn(w, r)
 		return
 	}
 	rec.session = label(r.Header.Get(headerSession))

@@ -23,6 +23,14 @@ func (p *Proxy) passthrough() *httputil.ReverseProxy {
 	}
 }
 
+// passOn forwards a request whose body is still on its way. Without full duplex
+// net/http would take the rest of that body away from the transport as soon as
+// the answer begins, and the transport would cut the answer.
+func (p *Proxy) passOn(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).EnableFullDuplex() // not for HTTP/2, which is full duplex
+	p.pass.ServeHTTP(w, r)
+}
+
 // rewrite points a request at the server.
 func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	out := pr.Out
@@ -52,7 +60,9 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	for _, name := range ownRequestHeaders {
 		out.Header.Del(name)
 	}
-	p.credentials(out.Header)
+	if !isPreflight(pr.In) { // it came without a key, and goes on without one
+		p.credentials(out.Header)
+	}
 }
 
 // credentials replaces consumed client keys, and adds the server's key where

@@ -120,9 +120,7 @@ var chatRoutes = []string{"/v1/chat/completions", "/chat/completions"}
 func (p *Proxy) routes() http.Handler {
 	r := chi.NewRouter()
 	r.Use(p.recorded, p.authorized)
-	pass := func(w http.ResponseWriter, r *http.Request) {
-		p.pass.ServeHTTP(plainWriter{w}, r)
-	}
+	pass := func(w http.ResponseWriter, r *http.Request) { p.passOn(plainWriter{w}, r) }
 	for _, route := range chatRoutes {
 		r.Post(route, p.chat)
 	}
@@ -154,8 +152,7 @@ func (p *Proxy) authorized(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
-		if !preflight && !p.knows(r.Header) {
+		if !isPreflight(r) && !p.knows(r.Header) {
 			recordOf(r.Context()).reason = "invalid_api_key"
 			(&failure{
 				Status: http.StatusUnauthorized, Type: "authentication_error", Code: "invalid_api_key",
@@ -165,6 +162,10 @@ func (p *Proxy) authorized(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
 // knows compares in constant time: hashes of equal length, every key looked at.

@@ -799,6 +799,19 @@ func captures(t testing.TB) []capture {
 	return all
 }
 
+// onePerBody leaves one capture of those that sent the same to servers with
+// different templates.
+func onePerBody(all []capture) (out []capture) {
+	seen := map[string]bool{}
+	for _, c := range all {
+		if key := c.head[:strings.Index(c.head, "\r")] + string(c.body); !seen[key] {
+			seen[key] = true
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 func TestOff_KeepsCaptures(t *testing.T) {
 	t.Parallel()
 	o := newOffRig(t)
@@ -859,7 +872,7 @@ func TestOn_ForwardsCaptures(t *testing.T) {
 	s := newRawServer(t)
 	r := startBefore(t, "http://"+s.Addr)
 	untouched := 0
-	for _, c := range captures(t) {
+	for _, c := range onePerBody(captures(t)) {
 		action, direct, through := forwardsUntouched(t, s, r, c.head, c.body, c.answer)
 		if action != "none" && c.chat {
 			continue // it had something to do
@@ -870,7 +883,7 @@ func TestOn_ForwardsCaptures(t *testing.T) {
 		}
 		sameOnWire(t, c.name+" in mode on", direct, through)
 	}
-	if untouched < 100 {
+	if untouched < 80 {
 		t.Errorf("only %d captures needed nothing", untouched)
 	}
 }
@@ -923,7 +936,7 @@ func TestObserve_ForwardsTheSameBytes(t *testing.T) {
 	}
 	t.Run("captures", func(t *testing.T) {
 		r := startBefore(t, "http://"+s.Addr, withConfig(func(c *config.Config) { c.Compaction.Mode = config.ModeObserve }))
-		for _, c := range captures(t) {
+		for _, c := range onePerBody(captures(t)) {
 			_, direct, through := forwardsUntouched(t, s, r, c.head, c.body, c.answer)
 			sameOnWire(t, c.name+" in mode observe", direct, through)
 		}
