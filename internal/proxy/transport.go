@@ -7,10 +7,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/compactproxy/compactproxy/internal/compaction"
-	"github.com/compactproxy/compactproxy/internal/metrics"
-	"github.com/compactproxy/compactproxy/internal/pairing"
 )
 
 // NewTransport returns the transport for the server: no deadline on an answer,
@@ -55,16 +51,4 @@ func NewServer(h http.Handler, l *zap.Logger) *http.Server {
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is the server's to answer
 		ErrorLog:                     quietLog(l),
 	}
-}
-
-// MetricLabels are the label values that the packages below own.
-func MetricLabels() metrics.Labels {
-	var l metrics.Labels
-	for _, pass := range compaction.Passes {
-		l.Passes = append(l.Passes, string(pass))
-	}
-	for _, kind := range pairing.Kinds {
-		l.ViolationKinds = append(l.ViolationKinds, string(kind))
-	}
-	return l
 }
