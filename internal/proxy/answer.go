@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 )
 
 // answer is what can be read from an answer as it passes: nothing is asked for
@@ -12,7 +13,6 @@ type answer struct {
 	Prompt     int  // the whole prompt, in tokens
 	Cached     int  // of which from cache
 	Completion int
-	HasCache   bool // the server told Cached at all
 	Finish     string
 
 	id      string
@@ -64,9 +64,11 @@ func (d delta) visible() bool {
 	return len(d.ToolCalls) > 0 && !bytes.Equal(d.ToolCalls, []byte("null"))
 }
 
-// read takes in one data payload of a stream, or a whole answer.
+// read takes in one data payload of a stream, or a whole answer. A member of an
+// unexpected type does not hide the others.
 func (a *answer) read(payload []byte) (c chunk, ok bool) {
-	if json.Unmarshal(payload, &c) != nil {
+	var odd *json.UnmarshalTypeError
+	if err := json.Unmarshal(payload, &c); err != nil && !errors.As(err, &odd) {
 		return c, false
 	}
 	a.events = true
@@ -83,16 +85,28 @@ func (a *answer) read(payload []byte) (c chunk, ok bool) {
 		a.visible = a.visible || choice.Delta.visible()
 	}
 	if u := c.Usage; u != nil && u.Prompt > 0 {
-		a.Known, a.Prompt, a.Completion = true, u.Prompt, u.Completion
+		cached := 0
 		if u.Details != nil && u.Details.Cached != nil {
-			a.HasCache, a.Cached = true, *u.Details.Cached
+			cached = *u.Details.Cached
 		}
+		prompt := u.Prompt
+		if cached > prompt { // a server that counts the cached ones apart
+			prompt += cached
+		}
+		a.count(prompt, cached, u.Completion)
 	}
 	if t := c.Timings; t != nil && t.Cache != nil {
-		a.Known, a.HasCache = true, true
-		a.Cached, a.Prompt, a.Completion = *t.Cache, *t.Cache+t.Prompt, t.Predicted
+		a.count(*t.Cache+t.Prompt, *t.Cache, t.Predicted)
 	}
 	return c, true
+}
+
+// count takes in what a server reported; nothing of it can be negative, whatever
+// it says.
+func (a *answer) count(prompt, cached, completion int) {
+	a.Known = true
+	a.Prompt, a.Completion = max(prompt, 0), max(completion, 0)
+	a.Cached = min(max(cached, 0), a.Prompt)
 }
 
 // matters tells without parsing whether a data line can hold something that is

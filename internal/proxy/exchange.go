@@ -422,6 +422,7 @@ func (t *tappedBody) Read(b []byte) (int, error) {
 
 // finish takes in what the server reported and ends what the exchange holds.
 func (ex *exchange) finish() {
+	defer ex.contain("account", func() {})
 	p := ex.p
 	p.pool.leave(ex)
 	if ex.release != nil {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -77,6 +78,14 @@ func (p *Proxy) recorded(next http.Handler) http.Handler {
 		p.metrics.Inflight.Inc()
 		finished := false
 		defer func() {
+			// net/http would report it with its text, which may quote content, to a
+			// logger that shows none.
+			if fault := recover(); fault != nil {
+				if fault != http.ErrAbortHandler {
+					p.log.Error("BUG: please report this", zap.String("fault", fmt.Sprintf("%T", fault)), zap.Stack("stack"))
+				}
+				defer panic(http.ErrAbortHandler)
+			}
 			p.metrics.Inflight.Dec()
 			status := ww.Status()
 			switch {
