@@ -42,8 +42,8 @@ type Checkpoint struct {
 	Chain   transcript.Hash // chain(N)
 	Entries []compaction.Entry
 	bytes   int
-	id      int // two branches of a conversation may cut at the same message
-	owner   *Conversation
+	id      int    // two branches of a conversation may cut at the same message
+	owner   string // the conversation that filed it
 }
 
 // NewCheckpoint copies the entries, so that a checkpoint does not keep the
@@ -182,8 +182,12 @@ func (x *Index) Resolve(r Request) (*Conversation, *Checkpoint) {
 	if c := x.find(r); c != nil {
 		x.advance(c, r)
 		cp := x.own(c, r.Chain)
-		if cp == nil {
-			c.checkpoint = 0
+		if cp == nil && c.checkpoint != 0 { // pushed out, or the client changed what it covers
+			if cp = x.longest(r); cp != nil {
+				c.checkpoint = cp.id
+			} else {
+				c.checkpoint = 0
+			}
 		}
 		return c, cp
 	}
@@ -265,11 +269,11 @@ func remove[T comparable](m map[transcript.Hash][]T, key transcript.Hash, value 
 func (x *Index) File(c *Conversation, cp *Checkpoint) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if last, ok := x.checkpoints.Peek(c.checkpoint); ok && last.owner == c && last.Chain == cp.Chain {
+	if last, ok := x.checkpoints.Peek(c.checkpoint); ok && last.owner == c.ID && last.Chain == cp.Chain && !x.shared(last.id, c) {
 		x.checkpoints.Remove(last.id) // compacted again without a new message
 	}
 	x.filed++
-	cp.id, cp.owner = x.filed, c
+	cp.id, cp.owner = x.filed, c.ID
 	c.checkpoint = cp.id
 	x.checkpoints.Add(cp.id, cp)
 	x.byChain[cp.Chain] = append(x.byChain[cp.Chain], cp)
@@ -277,6 +281,11 @@ func (x *Index) File(c *Conversation, cp *Checkpoint) {
 	for x.bytes > x.maxBytes && x.checkpoints.Len() > 1 {
 		x.checkpoints.RemoveOldest()
 	}
+}
+
+// shared tells whether another live conversation replays that checkpoint.
+func (x *Index) shared(id int, but *Conversation) bool {
+	return slices.ContainsFunc(x.live.Values(), func(c *Conversation) bool { return c != but && c.checkpoint == id })
 }
 
 // Stats are sizes for the metrics.

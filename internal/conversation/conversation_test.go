@@ -483,3 +483,36 @@ func TestConcurrency(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// A fork that replays the first branch's checkpoint keeps it when that branch
+// compacts again at the same message.
+func TestForkKeepsTheCheckpointItReplays(t *testing.T) {
+	c := talk{key: "k", system: "s", tools: "t"}
+	x := NewIndex(100, 1<<20)
+	a, _ := x.Resolve(c.request("1", "2", "3"))
+	chain := c.request("1", "2", "3").Chain
+	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("first"), 0)))
+	x.Resolve(c.request("1", "2", "3", "left"))
+	if _, cp := x.Resolve(c.request("1", "2", "3", "right")); cp == nil {
+		t.Fatal("the fork has no checkpoint")
+	}
+	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("second"), 0)))
+	_, cp := x.Resolve(c.request("1", "2", "3", "right", "more"))
+	if cp == nil || cp.Entries[0].Text() != "first" {
+		t.Errorf("the fork replays %+v", cp)
+	}
+}
+
+// Where the newest checkpoint was pushed out, an older one that fits serves.
+func TestOlderCheckpointServes(t *testing.T) {
+	c := talk{key: "k", system: "s", tools: "t"}
+	x := NewIndex(100, 1<<20)
+	a, _ := x.Resolve(c.request("1", "2", "3", "4"))
+	chain := c.request("1", "2", "3", "4").Chain
+	x.File(a, NewCheckpoint(1, chain[1], compaction.Entries(list("old"), 0)))
+	x.File(a, NewCheckpoint(3, chain[3], compaction.Entries(list("new"), 0)))
+	x.checkpoints.Remove(a.checkpoint)
+	if _, cp := x.Resolve(c.request("1", "2", "3", "4", "5")); cp == nil || cp.N != 1 {
+		t.Errorf("got %+v", cp)
+	}
+}

@@ -306,13 +306,33 @@ func (ex *exchange) compact(prompt, window int) (ok bool) {
 	ex.conv.Compact(func() {
 		defer ex.contain("compact", func() { ok = false })
 		if cp := ex.p.index.Latest(ex.conv, ex.chain); cp != nil && cp != ex.checkpoint && ex.mode == config.ModeOn {
-			ex.checkpoint = cp
-			ok = ex.list() == nil
-			return
+			after := ex.adopt(cp, prompt)
+			if after > 0 && (window <= 0 || after < window-window/8) { // the count is an estimate
+				ok = true
+				return
+			}
+			prompt = max(after, 1)
 		}
 		ok = ex.compactAnew(prompt, window)
 	})
 	return ok
+}
+
+// adopt takes over a checkpoint that another request of the conversation has
+// just filed, and returns the size of the prompt with it in tokens, at the rate
+// that was measured on the list before. 0 means that it cannot be told.
+func (ex *exchange) adopt(cp *conversation.Checkpoint, prompt int) int {
+	weight := func() int {
+		return len(ex.body.Tools()) + compaction.Weight(ex.body.Messages[:ex.leading]) + compaction.Weight(compaction.Messages(ex.entries))
+	}
+	before := weight()
+	ex.checkpoint = cp
+	if ex.list() != nil || before == 0 {
+		return 0
+	}
+	ex.rec.forecast = prompt * weight() / before
+	ex.did("recovery")
+	return ex.rec.forecast
 }
 
 // contain keeps a fault of our own from costing more than its own work: it is
