@@ -22,14 +22,11 @@ func (s Settings) clipCalls(entries []Entry, newest int) {
 		if m.Role != transcript.Assistant {
 			continue
 		}
-		for c, call := range m.Calls {
-			if i == plan.message && c == plan.call {
-				continue
-			}
-			if short := clipStrings(call.Arguments, 2*s.ThinChars); len(short) < len(call.Arguments) {
-				m = m.WithArguments(c, short)
-			}
+		spare := -1
+		if i == plan.message {
+			spare = plan.call
 		}
+		m = clipArguments(m, 2*s.ThinChars, spare)
 		if r := m.Reasoning(); r != "" {
 			if short := headTail(r, s.ThinChars, 0); len(short) < len(r) {
 				m = m.WithReasoning(short)
@@ -128,7 +125,11 @@ func (s Settings) clipTo(entries []Entry, target, spare int) {
 		out := append([]Entry(nil), entries...)
 		for i := range out {
 			if i != spare && out[i].ContentBytes() > limit {
-				out[i] = out[i].clipped(limit, i == plan.message, plan.call)
+				keep := -1
+				if i == plan.message {
+					keep = plan.call
+				}
+				out[i] = out[i].clipped(limit, keep)
 				out[i].Outcome = outcomes[i]
 			}
 		}
@@ -145,8 +146,8 @@ func (s Settings) clipTo(entries []Entry, target, spare int) {
 
 // clipped cuts everything in the entry that is longer than limit characters:
 // text, but not the facts that a rebuilt task carries; strings in arguments,
-// but not of the call that holds the plan; reasoning.
-func (e Entry) clipped(limit int, hasPlan bool, plan int) Entry {
+// but not of the call spare, which holds the plan; reasoning.
+func (e Entry) clipped(limit, spare int) Entry {
 	m, task, edit := e.Message, e.Task, Clipped
 	if task != nil {
 		facts := strings.TrimPrefix(strings.TrimPrefix(e.Text(), task.Text()), "\n\n")
@@ -155,14 +156,7 @@ func (e Entry) clipped(limit int, hasPlan bool, plan int) Entry {
 	} else {
 		m = cutText(m, limit)
 	}
-	for c, call := range m.Calls {
-		if hasPlan && c == plan {
-			continue
-		}
-		if short := clipStrings(call.Arguments, limit); len(short) < len(call.Arguments) {
-			m = m.WithArguments(c, short)
-		}
-	}
+	m = clipArguments(m, limit, spare)
 	if r := m.Reasoning(); r != "" {
 		if short := headTail(r, limit/2, limit-limit/2); len(short) < len(r) {
 			m = m.WithReasoning(short)
@@ -173,6 +167,23 @@ func (e Entry) clipped(limit int, hasPlan bool, plan int) Entry {
 	}
 	e.Task = task
 	return e.with(m, edit)
+}
+
+// clipArguments cuts long strings in the arguments of every call but spare.
+func clipArguments(m transcript.Message, limit, spare int) transcript.Message {
+	short := map[int][]byte{}
+	for c, call := range m.Calls {
+		if c == spare {
+			continue
+		}
+		if s := clipStrings(call.Arguments, limit); len(s) < len(call.Arguments) {
+			short[c] = s
+		}
+	}
+	if len(short) == 0 {
+		return m
+	}
+	return m.WithArguments(short)
 }
 
 func cutText(m transcript.Message, limit int) transcript.Message {

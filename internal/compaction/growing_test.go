@@ -122,7 +122,7 @@ func TestClipCallsThatWereClipped(t *testing.T) {
 	code := strings.Repeat("func f() { return }\n", 1000)
 	list := listOf(user("task"), thinks(code, toolCall{"c1", "write", `{"path":"/a.go","content":` + quoted(code) + `}`}), answer("c1", "ok"), read("/b.go", "x"))
 	s, entries := DefaultSettings(), Entries(list, 0)
-	entries[1] = entries[1].clipped(15_000, false, 0)
+	entries[1] = entries[1].clipped(15_000, -1)
 	if entries[1].Edit != Clipped || entries[1].ContentBytes() < 20_000 {
 		t.Fatalf("%s, %d bytes", entries[1].Edit, entries[1].ContentBytes())
 	}

@@ -730,7 +730,7 @@ func damage(r *rand.Rand, list []transcript.Message) []transcript.Message {
 		case m.Role == transcript.Tool && r.IntN(12) == 0:
 			out = append(out, user(fmt.Sprint("Between ", i)), m)
 		case m.Role == transcript.Assistant && len(m.Calls) > 0 && r.IntN(12) == 0:
-			out = append(out, m.WithArguments(0, []byte(`{"path":"/cut`)))
+			out = append(out, m.WithArguments(map[int][]byte{0: []byte(`{"path":"/cut`)}))
 		case m.Role == transcript.Assistant && len(m.Calls) > 0 && r.IntN(20) == 0: // its results are orphans
 		default:
 			out = append(out, m)

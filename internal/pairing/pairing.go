@@ -21,6 +21,7 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -108,29 +109,49 @@ func (b *batch) match(list []transcript.Message, start, end int) {
 	}
 	b.result = fill(b.result, len(b.calls))
 	b.answers = fill(b.answers, end-start)
+	if len(b.calls) == 0 {
+		return
+	}
+	open := map[string][]int{} // calls without a result, by id, in order
+	for c := range b.calls {
+		open[b.calls[c].ID] = append(open[b.calls[c].ID], c)
+	}
 	for i := start; i < end; i++ {
-		if id := list[i].Answers; list[i].Role == transcript.Tool && id != "" {
-			for c := range b.calls {
-				if b.calls[c].ID != id {
-					continue
-				}
-				if b.result[c] == none {
-					b.assign(i, c)
-					break
-				}
-				b.answers[i-start] = again
+		id := list[i].Answers
+		if list[i].Role != transcript.Tool || id == "" {
+			continue
+		}
+		switch calls, known := open[id]; {
+		case len(calls) > 0:
+			b.assign(i, calls[0])
+			open[id] = calls[1:]
+		case known:
+			b.answers[i-start] = again
+		}
+	}
+	// A result without an id may answer any call, one with an id of its own only a
+	// call without.
+	any, nameless := 0, 0
+	next := func(from *int, fits func(c int) bool) int {
+		for ; *from < len(b.calls); *from++ {
+			if b.result[*from] == none && fits(*from) {
+				return *from
 			}
 		}
+		return none
 	}
 	for i := start; i < end; i++ {
 		if list[i].Role != transcript.Tool || b.answers[i-start] != none {
 			continue
 		}
-		for c := range b.calls {
-			if b.result[c] == none && (list[i].Answers == "" || b.calls[c].ID == "") {
-				b.assign(i, c)
-				break
-			}
+		call := none
+		if list[i].Answers == "" {
+			call = next(&any, func(int) bool { return true })
+		} else {
+			call = next(&nameless, func(c int) bool { return b.calls[c].ID == "" })
+		}
+		if call != none {
+			b.assign(i, call)
 		}
 	}
 }
@@ -273,33 +294,38 @@ func (b *batch) repair(list []transcript.Message, r *Repaired) {
 		}
 	}
 	// What is left keeps its order. Text of orphans joins a neighbouring user
-	// message: two user messages in a row are refused by strict templates.
-	var pending string
+	// message: two user messages in a row are refused by strict templates. It
+	// joins the one before only if that stands in this batch, since what stands
+	// before the batch may be a checkpoint's.
+	begin := len(r.Messages)
+	var pending []string
 	flush := func() {
-		if pending != "" {
-			r.add(transcript.NewUser(pending), -1, -1)
-			pending = ""
+		if pending == nil {
+			return
 		}
+		text := strings.Join(pending, "\n\n")
+		pending = nil
+		if last := len(r.Messages) - 1; last >= begin && r.Messages[last].Role == transcript.User {
+			r.Messages[last] = r.Messages[last].WithAppended(text)
+			return
+		}
+		r.add(transcript.NewUser(text), -1, -1)
 	}
 	for i := b.start; i < b.end; i++ {
 		m := list[i]
-		switch last := len(r.Messages) - 1; {
+		last := len(r.Messages) - 1
+		behindUser := last >= begin && r.Messages[last].Role == transcript.User
+		switch {
 		case m.Role == transcript.Assistant || b.answers[i-b.start] != none:
 			// stands above already, or repeats what does
-		case m.Role != transcript.Tool && m.Role != transcript.User:
+		case m.Role == transcript.Tool:
+			pending = append(pending, orphanText(m))
+		case m.Role == transcript.User && pending != nil && !behindUser:
+			r.add(m.WithPrepended(strings.Join(pending, "\n\n")), i, -1)
+			pending = nil
+		default:
 			flush()
 			r.add(m, i, -1)
-		case m.Role == transcript.User && pending != "":
-			r.add(m.WithPrepended(pending), i, -1)
-			pending = ""
-		case m.Role == transcript.User:
-			r.add(m, i, -1)
-		case pending == "" && last >= 0 && r.Messages[last].Role == transcript.User:
-			r.Messages[last] = r.Messages[last].WithAppended(orphanText(m))
-		case pending == "":
-			pending = orphanText(m)
-		default:
-			pending += "\n\n" + orphanText(m)
 		}
 	}
 	flush()
@@ -309,18 +335,18 @@ func (b *batch) repair(list []transcript.Message, r *Repaired) {
 func orphanText(m transcript.Message) string { return orphanLabel + "\n" + m.Text() }
 
 func withLegalArguments(m transcript.Message) transcript.Message {
+	legal := map[int][]byte{}
 	for i, c := range m.Calls {
 		if legalArguments(c) {
 			continue
 		}
-		text := []byte(`{}`)
+		legal[i] = []byte(`{}`)
 		if len(bytes.TrimSpace(c.Arguments)) > 0 {
 			q, err := jsontext.AppendQuote([]byte(`{"`+argumentsField+`":`), bytes.ToValidUTF8(c.Arguments, []byte("\uFFFD")))
 			if err == nil {
-				text = append(q, '}')
+				legal[i] = append(q, '}')
 			}
 		}
-		m = m.WithArguments(i, text)
 	}
-	return m
+	return m.WithArguments(legal)
 }

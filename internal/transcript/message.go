@@ -290,18 +290,23 @@ func (m *Message) WithPrepended(text string) Message {
 	return m.WithAppended(text)
 }
 
-// WithArguments returns the message with the arguments of call i replaced. The
-// arguments are JSON text and go into a string, as the format wants them,
-// unless the client sent an object.
-func (m *Message) WithArguments(i int, arguments []byte) Message {
-	c := m.Calls[i]
-	if !c.quoted && c.arguments.exists() && jsontext.Value(arguments).IsValid() {
-		return m.apply([]splice{{c.arguments, arguments}})
+// WithArguments returns the message with the arguments of some calls replaced,
+// all in one rebuild. The arguments are JSON text and go into a string, as the
+// format wants them, unless the client sent an object. A call without arguments
+// stays as it is: the server refuses it itself.
+func (m *Message) WithArguments(byCall map[int][]byte) Message {
+	var edits []splice
+	for i, c := range m.Calls {
+		arguments, ok := byCall[i]
+		switch {
+		case !ok || !c.arguments.exists():
+		case !c.quoted && jsontext.Value(arguments).IsValid():
+			edits = append(edits, splice{c.arguments, arguments})
+		default:
+			edits = append(edits, splice{c.arguments, quote(string(arguments))})
+		}
 	}
-	if !c.arguments.exists() {
-		return *m // nowhere to put them: the server refuses such a call itself
-	}
-	return m.apply([]splice{{c.arguments, quote(string(arguments))}})
+	return m.apply(edits)
 }
 
 // WithReasoning returns the message with its reasoning text replaced. A message

@@ -138,10 +138,10 @@ func TestEdits_TouchOnlyTheirValue(t *testing.T) {
 			func(m *Message) Message { return m.WithPrepended("first") }},
 		{"arguments in a string", `{"role":"assistant","tool_calls":[{"id":"a","function":{"arguments":"{}","name":"f"}}]}`,
 			`{"role":"assistant","tool_calls":[{"id":"a","function":{"arguments":"{\"k\":\"v\"}","name":"f"}}]}`,
-			func(m *Message) Message { return m.WithArguments(0, []byte(`{"k":"v"}`)) }},
+			func(m *Message) Message { return m.WithArguments(map[int][]byte{0: []byte(`{"k":"v"}`)}) }},
 		{"arguments as an object", `{"role":"assistant","tool_calls":[{"id":"a","function":{"arguments":{},"name":"f"}}]}`,
 			`{"role":"assistant","tool_calls":[{"id":"a","function":{"arguments":{"k":"v"},"name":"f"}}]}`,
-			func(m *Message) Message { return m.WithArguments(0, []byte(`{"k":"v"}`)) }},
+			func(m *Message) Message { return m.WithArguments(map[int][]byte{0: []byte(`{"k":"v"}`)}) }},
 		{"reasoning", `{"role":"assistant","content":"c","reasoning_content":"long"}`, `{"role":"assistant","content":"c","reasoning_content":"s"}`,
 			func(m *Message) Message { return m.WithReasoning("s") }},
 		{"no reasoning", `{"role":"assistant","content":"c"}`, `{"role":"assistant","content":"c"}`,
@@ -440,7 +440,7 @@ func FuzzEdits(f *testing.F) {
 			m := &b.Messages[i]
 			edits := []Message{m.WithText("neu\n\"ü"), m.WithAppended("more"), m.WithPrepended("first"), m.WithReasoning("r")}
 			for c := range m.Calls {
-				edits = append(edits, m.WithArguments(c, []byte(`{"k":1}`)))
+				edits = append(edits, m.WithArguments(map[int][]byte{c: []byte(`{"k":1}`)}))
 			}
 			for n, e := range edits {
 				list := append([]Message(nil), b.Messages...)
