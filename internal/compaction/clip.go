@@ -99,23 +99,23 @@ func clipStrings(text []byte, limit int) []byte {
 	return append(out, text[done:]...)
 }
 
-// clipFloor is what the last resort leaves of a text at least, in characters:
-// below it, dropping an old turn whole costs the agent less.
+// clipFloor is what clipping leaves of a text at least, in characters, before
+// turns are dropped: below it, dropping an old turn whole costs the agent less.
 const clipFloor = 1_000
 
 // clipLargest cuts the largest texts, arguments and reasoning to a common
 // length, the largest one that brings the list to the target weight, and never
-// below [clipFloor]. The newest instruction of the user is only cut if the
+// below floor characters. The newest instruction of the user is only cut if the
 // others do not suffice.
-func (s Settings) clipLargest(entries []Entry, target int) {
+func (s Settings) clipLargest(entries []Entry, target, floor int) {
 	for _, spare := range []int{newestInstruction(entries), -1} {
 		if weightOf(entries) > target {
-			s.clipTo(entries, target, spare)
+			s.clipTo(entries, target, floor, spare)
 		}
 	}
 }
 
-func (s Settings) clipTo(entries []Entry, target, spare int) {
+func (s Settings) clipTo(entries []Entry, target, floor, spare int) {
 	plan := s.newestStateCall(Messages(entries))
 	outcomes := map[int]agents.Outcome{}
 	for _, r := range s.results(entries) {
@@ -137,7 +137,7 @@ func (s Settings) clipTo(entries []Entry, target, spare int) {
 	}
 	// The weight falls as the limit falls: search the largest limit that does.
 	limits := make([]int, 0, 128)
-	for limit := clipFloor; limit < 1<<26; limit += limit / 8 {
+	for limit := floor; limit < 1<<26; limit += limit/8 + 1 {
 		limits = append(limits, limit)
 	}
 	first := sort.Search(len(limits), func(i int) bool { return weightOf(clipped(limits[i])) > target })

@@ -114,7 +114,7 @@ func TestClipLargest(t *testing.T) {
 	text := func(n int) string { return strings.Repeat("ab ", n/3) }
 	list := listOf(user(text(9000)), round("f", `{}`, text(30_000)), user(text(12_000)), round("f", `{}`, text(900)), round("f", `{}`, text(6000)))
 	entries := Entries(list, 0)
-	s.clipLargest(entries, 40_000)
+	s.clipLargest(entries, 40_000, clipFloor)
 	if got, want := edits(entries), "- - clipped - - - - -"; got != want {
 		t.Fatalf("only the largest text had to be cut:\ngot  %s\nwant %s", got, want)
 	}
@@ -123,13 +123,13 @@ func TestClipLargest(t *testing.T) {
 	}
 
 	entries = Entries(list, 0)
-	s.clipLargest(entries, 22_000)
+	s.clipLargest(entries, 22_000, clipFloor)
 	if got, want := edits(entries), "clipped - clipped - - - - clipped"; got != want {
 		t.Fatalf("the newest instruction is cut last:\ngot  %s\nwant %s", got, want)
 	}
 
 	entries = Entries(list, 0)
-	s.clipLargest(entries, 1000)
+	s.clipLargest(entries, 1000, clipFloor)
 	if got, want := edits(entries), "clipped - clipped clipped - - - clipped"; got != want {
 		t.Fatalf("got  %s\nwant %s", got, want)
 	}
@@ -147,7 +147,7 @@ func TestClipRebuilt(t *testing.T) {
 	facts := "[facts]\n" + strings.Repeat("fact ", 1000)
 	head := Entry{Message: task.WithAppended(facts), End: 5, Edit: Rebuilt, Task: &task}
 	entries := append([]Entry{head}, Entries(listOf(read("/a", "x"), user("next")), 5)...)
-	DefaultSettings().clipLargest(entries, 1000)
+	DefaultSettings().clipLargest(entries, 1000, clipFloor)
 	got := entries[0]
 	if got.Edit != Rebuilt || got.Task == nil {
 		t.Fatalf("got %s, task %v", got.Edit, got.Task != nil)
@@ -169,7 +169,7 @@ func TestClipRebuilt(t *testing.T) {
 func TestClipKeepsThePlan(t *testing.T) {
 	plan := `{"content":` + quoted(strings.Repeat("- [ ] step\n", 500)) + `}`
 	entries := Entries(listOf(user("task"), calls(toolCall{"c1", "todo__todo_write", plan}), answer("c1", "Updated"), read("/a", lines("x", 300))), 0)
-	DefaultSettings().clipLargest(entries, 1000)
+	DefaultSettings().clipLargest(entries, 1000, clipFloor)
 	if string(entries[1].Calls[0].Arguments) != plan {
 		t.Error("the plan was clipped")
 	}

@@ -55,6 +55,17 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 		task = *head.Task
 	}
 
+	if task.ContentBytes() == 0 && task.Images() == 0 {
+		// The list began with an assistant and the head is our own: the user may
+		// have spoken since.
+		for i := range dropped {
+			if dropped[i].Role == transcript.User {
+				task = dropped[i]
+				break
+			}
+		}
+	}
+
 	limit := int(float64(sc.windowOrPrompt()) / 16 / sc.Rate())
 	var blocks []string
 	kept := newestInstruction(entries)

@@ -2,6 +2,7 @@ package compaction
 
 import (
 	"errors"
+	"math"
 
 	"github.com/compactproxy/compactproxy/internal/pairing"
 	"github.com/compactproxy/compactproxy/internal/transcript"
@@ -92,24 +93,37 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 
 	tail := s.tailStart(entries, sc)
 	size := before
+	// Behind Open nothing can be kept for the next request, so that an edit there
+	// would come undone: hold that part back as long as the rest suffices.
+	hold := min(req.Open, len(entries))
 	step := func(pass Pass, do func()) {
 		do()
+		if hold < len(entries) {
+			copy(entries[hold:], req.Entries[hold:])
+		}
 		now := weightOf(entries)
 		out.Removed[pass] += size - now
 		size = now
 	}
-	step(PassEvict, func() { s.evict(entries) })
-	step(PassCollapse, func() { s.collapse(entries) })
-	step(PassThin, func() { s.thin(entries, tail) })
-	step(PassCap, func() { s.capResults(entries, tail, resultCap(sc)) })
-	if size > target {
-		out.Kind = KindClip
-		newest := newestAssistant(entries)
-		step(PassCalls, func() { s.clipCalls(entries, newest) })
+	shorten := func() {
+		step(PassEvict, func() { s.evict(entries) })
+		step(PassCollapse, func() { s.collapse(entries) })
+		step(PassThin, func() { s.thin(entries, tail) })
+		step(PassCap, func() { s.capResults(entries, tail, resultCap(sc)) })
+		if size > target {
+			out.Kind = KindClip
+			step(PassCalls, func() { s.clipCalls(entries, newestAssistant(entries)) })
+		}
+		if size > target {
+			step(PassClip, func() { s.clipLargest(entries, target, clipFloor) })
+		}
 	}
-	if size > target {
-		step(PassClip, func() { s.clipLargest(entries, target) })
+	shorten()
+	if size > target && hold < len(entries) {
+		hold = len(entries)
+		shorten()
 	}
+	hold = math.MaxInt // from here on entries are no longer those of the request
 	covered := req.Replayed
 	if size > target {
 		dropped := len(entries)
@@ -118,6 +132,9 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 			covered = max(covered-dropped, 1)
 			req.Open = max(req.Open-dropped, 0)
 		}
+	}
+	for floor := clipFloor / 2; size > target && floor > s.ThinChars/4; floor /= 2 {
+		step(PassClip, func() { s.clipLargest(entries, target, floor) }) // many small texts in one turn
 	}
 	if size >= before {
 		return Outcome{}, ErrNothing
