@@ -88,7 +88,7 @@ func TestRecover_HoldsTheOpenBatchBack(t *testing.T) {
 	for i := range 20 {
 		list = append(list, read(fmt.Sprint("/f", i), lines("f", 100))...)
 	}
-	list = append(list, read("/f3", lines("new", 400))...) // the newest turn, whole
+	list = append(list, read("/f3", lines("new", 620))...) // the newest turn, above the cap
 	open := len(list) - 2
 	req := refused(list, 20_000)
 	req.Open = open
