@@ -52,11 +52,11 @@ func NewCheckpoint(n int, chain transcript.Hash, entries []compaction.Entry) *Ch
 	c := &Checkpoint{N: n, Chain: chain, Entries: make([]compaction.Entry, len(entries))}
 	for i, e := range entries {
 		e.Message = clone(&e.Message)
-		c.bytes += len(e.Raw())
+		c.bytes += e.Footprint()
 		if e.Task != nil {
 			task := clone(e.Task)
 			e.Task = &task
-			c.bytes += len(task.Raw())
+			c.bytes += task.Footprint()
 		}
 		c.Entries[i] = e
 	}

@@ -217,6 +217,9 @@ func (p *Proxy) answersChanged(requested, answered string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	last, known := m.byName[requested]
+	if len(requested) > 256 {
+		return false
+	}
 	if len(m.byName) >= 1000 || m.byName == nil { // names are a client's to choose
 		m.byName = map[string]string{}
 	}

@@ -97,7 +97,12 @@ func readMessage(w *walker) (Message, error) {
 				_, err := w.value()
 				return err
 			}
-			return w.elements(func(kind jsontext.Kind) error { return w.readCall(&m, kind) })
+			return w.elements(func(kind jsontext.Kind) error {
+				if len(m.Calls) > maxItems {
+					return ErrNotChat
+				}
+				return w.readCall(&m, kind)
+			})
 		case "tool_call_id":
 			s, err := w.value()
 			if err == nil && kind == '"' {
@@ -158,6 +163,9 @@ func (w *walker) readContent(m *Message, kind jsontext.Kind) error {
 	err = w.elements(func(kind jsontext.Kind) error {
 		p, err := w.readPart(kind)
 		m.Parts = append(m.Parts, p)
+		if len(m.Parts) > maxItems {
+			return ErrNotChat
+		}
 		return err
 	})
 	m.content = span{start, int(w.d.InputOffset())}
@@ -276,6 +284,10 @@ type Body struct {
 	maxTokens []span // every spelling that is present
 }
 
+// maxItems bounds messages, parts and calls of one body together. An item takes a
+// hundred times the memory of the "{}," that makes one; no agent comes near.
+const maxItems = 300_000
+
 // ErrNotChat says that a body is valid JSON but no chat request that this
 // package understands; the server should answer it.
 var ErrNotChat = errors.New("index body: no list of message objects")
@@ -360,7 +372,7 @@ func (b *Body) readField(key string, kind jsontext.Kind, s span) {
 }
 
 func (b *Body) readMessages(w *walker, memo *Memo) error {
-	open := -1
+	open, items := -1, 0
 	err := w.elements(func(kind jsontext.Kind) error {
 		if kind != '{' {
 			return ErrNotChat
@@ -375,6 +387,9 @@ func (b *Body) readMessages(w *walker, memo *Memo) error {
 		m, err := memo.message(w.raw[s.start:s.end:s.end])
 		if err != nil {
 			return err
+		}
+		if items += 1 + len(m.Parts) + len(m.Calls); items > maxItems {
+			return ErrNotChat
 		}
 		b.Messages = append(b.Messages, m)
 		b.spans = append(b.spans, s)

@@ -58,6 +58,9 @@ func (f *Memo) message(raw []byte) (Message, error) {
 		}
 		k = &known{shape: m, fingerprint: Fingerprint(&m)}
 		k.shape.raw = nil
+		if k.shape.Footprint() > f.limit/64 {
+			return m, nil // one giant would push out everything else
+		}
 		f.mu.Lock()
 		f.put(key, k)
 		f.mu.Unlock()
@@ -68,14 +71,11 @@ func (f *Memo) message(raw []byte) (Message, error) {
 }
 
 func (f *Memo) put(key memoKey, k *known) {
-	const entry = 400 // bytes of an entry with a part and a call
-	f.size += entry
-	for _, c := range k.shape.Calls {
-		f.size += len(c.Arguments) + len(c.Name) + len(c.ID)
+	const entry = 100 // key, map, fingerprint
+	cost := entry + k.shape.Footprint()
+	if f.size+cost > f.limit && len(f.new) > 0 {
+		f.old, f.new, f.size = f.new, map[memoKey]*known{}, 0
 	}
-	f.size += 40 * len(k.shape.Parts)
-	if f.size > f.limit && len(f.new) > 0 {
-		f.old, f.new, f.size = f.new, map[memoKey]*known{}, entry
-	}
+	f.size += cost
 	f.new[key] = k
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -93,6 +94,17 @@ type Message struct {
 // Raw returns the message's bytes: as the client sent them, or as an edit left
 // them. They must not be changed.
 func (m *Message) Raw() []byte { return m.raw }
+
+// Footprint is about how many bytes the message takes in memory: its own, and
+// what was read out of it.
+func (m *Message) Footprint() int {
+	n := int(unsafe.Sizeof(*m)) + len(m.raw) + len(m.Answers)
+	n += len(m.Parts)*int(unsafe.Sizeof(Part{})) + len(m.reasoning)*int(unsafe.Sizeof(span{}))
+	for _, c := range m.Calls {
+		n += int(unsafe.Sizeof(c)) + len(c.ID) + len(c.Name) + cap(c.Arguments)
+	}
+	return n
+}
 
 // Text returns the decoded text of all text parts, joined by a newline, as
 // llama-server joins them.

@@ -3,9 +3,11 @@ package transcript
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -281,6 +283,48 @@ func TestChain(t *testing.T) {
 			if diff := cmp.Diff(whole, Chain([]byte("me"), b.Messages)); diff != "" {
 				t.Errorf("the memo changes the chain:\n%s", diff)
 			}
+		}
+	}
+}
+
+// TestMemo_StaysInItsBound: whatever is sent, the memo keeps no more than twice
+// its limit.
+func TestMemo_StaysInItsBound(t *testing.T) {
+	const limit = 4 << 20
+	heap := func() int64 {
+		runtime.GC()
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return int64(s.HeapAlloc)
+	}
+	before := heap()
+	memo := NewMemo(limit)
+	for i := range 40 {
+		for _, message := range []string{
+			`{"role":"assistant","tool_calls":[` + strings.Repeat("{},", 20_000) + fmt.Sprintf(`{"id":"%d"}]}`, i),
+			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"%d","function":{"name":"f","arguments":"%s"}}]}`, i, strings.Repeat("x", 3<<20)),
+			`{"role":"user","content":[` + strings.Repeat("{},", 20_000) + fmt.Sprintf(`{"type":"%d"}]}`, i),
+			fmt.Sprintf(`{"role":"user","content":"%d"}`, i),
+		} {
+			if _, err := memo.Parse([]byte(`{"messages":[` + message + `]}`)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if kept := heap() - before; kept > 3*limit {
+		t.Errorf("%d bytes are kept for a limit of %d", kept, limit)
+	}
+	runtime.KeepAlive(memo)
+}
+
+func TestParse_TooManyItems(t *testing.T) {
+	for name, body := range map[string]string{
+		"messages": `{"messages":[` + strings.Repeat("{},", maxItems) + `{}]}`,
+		"calls":    `{"messages":[{"role":"assistant","tool_calls":[` + strings.Repeat("{},", maxItems+1) + `{}]}]}`,
+		"parts":    `{"messages":[{"role":"user","content":[` + strings.Repeat("{},", maxItems+1) + `{}]}]}`,
+	} {
+		if _, err := Parse([]byte(body)); !errors.Is(err, ErrNotChat) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
