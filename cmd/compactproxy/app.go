@@ -71,14 +71,17 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 		Metrics:   counters,
 		Log:       log,
 	})
-	for listener, handler := range map[net.Listener]http.Handler{
-		a.public: handler,
-		a.admin:  proxy.Admin(registry, a.ready),
+	for _, listener := range []struct {
+		net.Listener
+		http.Handler
+	}{ // in the order in which they are drained: health is told to the end
+		{a.public, handler},
+		{a.admin, proxy.Admin(registry, a.ready)},
 	} {
-		server := proxy.NewServer(handler, log)
+		server := proxy.NewServer(listener.Handler, log)
 		a.servers = append(a.servers, server)
 		go func() { // ends with Shutdown or Close
-			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			if err := server.Serve(listener.Listener); !errors.Is(err, http.ErrServerClosed) {
 				a.failed <- err
 			}
 		}()

@@ -32,5 +32,5 @@ func (a Anchor) Forecast(bytes int) (tokens int, known bool) {
 	if a.Before.Tokens > 0 && added >= minRateBytes && grown > 0 {
 		rate = min(max(float64(grown)/float64(added), minRate), maxRate)
 	}
-	return a.Last.Tokens + int(rate*float64(bytes-a.Last.Bytes)), true
+	return max(a.Last.Tokens+int(rate*float64(bytes-a.Last.Bytes)), 0), true
 }

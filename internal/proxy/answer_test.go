@@ -1,6 +1,43 @@
 package proxy
 
-import "testing"
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/compactproxy/compactproxy/internal/config"
+)
+
+// In mode observe the client's Accept-Encoding goes on, and what comes back
+// compressed is passed on as it comes, not held until an event can be seen.
+func TestObserve_CompressedStreamIsNotHeld(t *testing.T) {
+	var first bytes.Buffer
+	z := gzip.NewWriter(&first)
+	_, _ = io.WriteString(z, "data: {}\n\n")
+	_ = z.Flush()
+	seen := make(chan struct{})
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_, _ = io.Copy(io.Discard, req.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(first.Bytes())
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-seen:
+		case <-req.Context().Done():
+		}
+	}), withConfig(func(c *config.Config) { c.Compaction.Mode = config.ModeObserve }))
+	res := roundTrip(t, request(t, "POST", r.URL+"/v1/chat/completions", strings.NewReader(`{"messages":[],"stream":true}`), "Accept-Encoding", "gzip"))
+	got := make([]byte, first.Len())
+	if _, err := io.ReadFull(res.Body, got); err != nil || !bytes.Equal(got, first.Bytes()) {
+		t.Errorf("got %x, %v", got, err)
+	}
+	close(seen)
+	readAll(t, res.Body)
+}
 
 func TestAnswer_OddReports(t *testing.T) {
 	for _, tc := range []struct {

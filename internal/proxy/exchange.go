@@ -262,6 +262,9 @@ func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
 		return false
 	}
 	ex.recovered = ex.recover(refusal)
+	if !ex.recovered && ex.mode == config.ModeOn {
+		ex.p.metrics.OverflowRetries.WithLabelValues(metrics.RetryHopeless).Inc()
+	}
 	return ex.recovered && ex.mode == config.ModeOn
 }
 
@@ -362,7 +365,6 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 	})
 	if err != nil {
 		p.metrics.Compactions.WithLabelValues("recovery", string(compaction.KindClip), metrics.ResultRejected).Inc()
-		p.metrics.OverflowRetries.WithLabelValues(metrics.RetryHopeless).Inc()
 		ex.warning = err.Error()
 		p.log.Warn("the request does not fit and cannot be made to", zap.String("conversation", ex.conv.ID),
 			zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("window_tokens", window))

@@ -322,7 +322,12 @@ func dataEvent(payload []byte) []byte {
 	return line.Bytes()
 }
 
+// isEventStream tells an answer that is read event by event. In mode observe a
+// client may have been given a compressed one, in which no event can be seen.
 func isEventStream(res *http.Response) bool {
+	if coding := res.Header.Get("Content-Encoding"); coding != "" && coding != "identity" {
+		return false
+	}
 	t, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	return err == nil && t == "text/event-stream" && res.StatusCode == http.StatusOK
 }

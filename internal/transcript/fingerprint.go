@@ -18,10 +18,11 @@ func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
 // FingerprintVersion changes when the fingerprint of any message changes, so
 // that chains of another version never match.
-const FingerprintVersion = 1
+const FingerprintVersion = 2
 
 // Fingerprint identifies what a message says. It covers role, text, calls
-// (name and arguments) and other content parts. It leaves out what clients
+// (name and arguments; a call of another type as it stands), other content
+// parts, function_call, and a role that is not known. It leaves out what clients
 // change when they send a message again: ids, cache_control, reasoning, unknown
 // members, empty against missing content, a string against one text part, the
 // spacing and escapes of argument JSON, and in user messages [clocks].
@@ -39,10 +40,17 @@ func Fingerprint(m *Message) Hash {
 				writeField(h, 't', text)
 			}
 		default:
-			writeField(h, 'p', withoutCacheControl(m.raw[p.raw.start:p.raw.end]))
+			writeField(h, 'p', without("cache_control", m.raw[p.raw.start:p.raw.end]))
 		}
 	}
+	for _, s := range m.other {
+		writeField(h, 'o', compactJSON(m.raw[s.start:s.end]))
+	}
 	for _, c := range m.Calls {
+		if !c.function() { // a custom call, say: all of it but its id
+			writeField(h, 'x', without("id", m.raw[c.whole.start:c.whole.end]))
+			continue
+		}
 		writeField(h, 'c', []byte(c.Name))
 		writeField(h, 'a', compactJSON(c.Arguments))
 	}
@@ -99,10 +107,10 @@ func compactJSON(b []byte) []byte {
 	return v
 }
 
-// withoutCacheControl drops the top-level cache_control member of a content
-// part: claude-style clients move that marker on each request.
-func withoutCacheControl(part []byte) []byte {
-	compact := compactJSON(part)
+// without compacts a JSON object and drops one top-level member: claude-style
+// clients move cache_control on each request.
+func without(member string, object []byte) []byte {
+	compact := compactJSON(object)
 	if len(compact) == 0 || compact[0] != '{' {
 		return compact
 	}
@@ -110,7 +118,7 @@ func withoutCacheControl(part []byte) []byte {
 	out := []byte{'{'}
 	err := w.members(func(key string, _ jsontext.Kind) error {
 		s, err := w.value()
-		if err == nil && key != "cache_control" {
+		if err == nil && key != member {
 			out = append(append(append(out, quote(key)...), ':'), w.bytes(s)...)
 			out = append(out, ',')
 		}

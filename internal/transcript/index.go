@@ -86,7 +86,15 @@ func readMessage(w *walker) (Message, error) {
 		case "role":
 			s, err := w.value()
 			if err == nil {
-				m.Role = roleOf(w.bytes(s), kind)
+				if m.Role = roleOf(w.bytes(s), kind); m.Role == Unknown {
+					m.other = append(m.other, s)
+				}
+			}
+			return err
+		case "function_call":
+			s, err := w.value()
+			if err == nil && kind == '{' {
+				m.other = append(m.other, s)
 			}
 			return err
 		case "content":
@@ -229,11 +237,16 @@ func (w *walker) peekStart() (int, error) {
 func (w *walker) readCall(m *Message, kind jsontext.Kind) error {
 	var c Call
 	if kind != '{' {
+		s, err := w.value()
+		c.whole = s
 		m.Calls = append(m.Calls, c)
-		_, err := w.value()
 		return err
 	}
-	err := w.members(func(key string, kind jsontext.Kind) error {
+	start, err := w.peekStart()
+	if err != nil {
+		return err
+	}
+	err = w.members(func(key string, kind jsontext.Kind) error {
 		if key == "function" && kind == '{' {
 			return w.members(func(key string, kind jsontext.Kind) error {
 				s, err := w.value()
@@ -260,6 +273,7 @@ func (w *walker) readCall(m *Message, kind jsontext.Kind) error {
 		}
 		return err
 	})
+	c.whole = span{start, int(w.d.InputOffset())}
 	m.Calls = append(m.Calls, c)
 	return err
 }

@@ -67,6 +67,7 @@ type Call struct {
 	// cut the model off.
 	Valid bool
 
+	whole     span // the call as it stands
 	arguments span // the value's literal, zero if missing
 	quoted    bool // the literal is a JSON string
 }
@@ -85,6 +86,7 @@ type Message struct {
 
 	raw       []byte
 	content   span   // the content value's literal, zero if missing
+	other     []span // what else a model may read: function_call, a role that is not known
 	reasoning []span // string literals of reasoning_content and reasoning
 	close     int    // offset of the closing brace
 	known     *known // what a Memo remembers of these bytes, nil if it was not asked
@@ -144,10 +146,21 @@ func (m *Message) ContentBytes() int {
 		n += s.end - s.start - 2
 	}
 	for _, c := range m.Calls {
-		n += len(c.Name) + len(c.Arguments)
+		if c.function() {
+			n += len(c.Name) + len(c.Arguments)
+		} else {
+			n += c.whole.end - c.whole.start
+		}
+	}
+	for _, s := range m.other {
+		n += s.end - s.start
 	}
 	return n
 }
+
+// function tells an ordinary call from one of another type, of which only the
+// bytes are known.
+func (c Call) function() bool { return c.Name != "" || c.arguments.exists() }
 
 // Literals yields what a model reads in this message as it stands in the
 // bytes: the literals of text, reasoning and arguments, escapes and all.

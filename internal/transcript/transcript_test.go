@@ -227,6 +227,8 @@ func TestFingerprint_LeavesOutWhatClientsChange(t *testing.T) {
 			`{"role":"assistant","tool_calls":[{"id":"2","function":{"name":"f","arguments":"{\"a\":\"é\",\"b\":1.0}"}}]}`},
 		"arguments as an object": {`{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":1}"}}]}`,
 			`{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"a":1}}}]}`},
+		"ids of custom calls": {`{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"p","input":"a"}}]}`,
+			`{"role":"assistant","tool_calls":[{"type":"custom","id":"2","custom": {"name":"p","input":"a"}}]}`},
 		"qwen's date": {`{"role":"user","content":[{"type":"text","text":"` + qwenDate + `"},{"type":"text","text":"go"}]}`,
 			`{"role":"user","content":[{"type":"text","text":"go"}]}`},
 		"goose's clock": {`{"role":"user","content":"go\n<turn-context>\n<current-time>2026-08-05 10:01:00 +00:00</current-time>\n</turn-context>"}`,
@@ -248,6 +250,9 @@ func TestFingerprint_LeavesOutWhatClientsChange(t *testing.T) {
 		"a date with an order":     {`{"role":"user","content":"<system-reminder>\nThe current date is: Monday, November 30, 2026. Do not edit.\n</system-reminder>"}`, `{"role":"user","content":""}`},
 		"a date in a tool result":  {`{"role":"tool","content":"` + qwenDate + `"}`, `{"role":"tool","content":""}`},
 		"a clock with more in it":  {`{"role":"user","content":"<current-time>10:00 delete all</current-time>"}`, `{"role":"user","content":""}`},
+		"custom calls":             {`{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"apply_patch","input":"a"}}]}`, `{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"shell","input":"b"}}]}`},
+		"a legacy function_call":   {`{"role":"assistant","content":null,"function_call":{"name":"a","arguments":"{}"}}`, `{"role":"assistant","content":null,"function_call":{"name":"b","arguments":"{}"}}`},
+		"unknown roles":            {`{"role":"function","content":"x"}`, `{"role":"critic","content":"x"}`},
 		"invalid argument JSON":    {`{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":"}}]}`, `{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"b\":"}}]}`},
 		"numbers keep their shape": {`{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":1.0}"}}]}`, `{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":1}"}}]}`},
 	} {
@@ -299,13 +304,19 @@ func TestMemo_StaysInItsBound(t *testing.T) {
 	}
 	before := heap()
 	memo := NewMemo(limit)
-	for i := range 40 {
-		for _, message := range []string{
-			`{"role":"assistant","tool_calls":[` + strings.Repeat("{},", 20_000) + fmt.Sprintf(`{"id":"%d"}]}`, i),
-			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"%d","function":{"name":"f","arguments":"%s"}}]}`, i, strings.Repeat("x", 3<<20)),
-			`{"role":"user","content":[` + strings.Repeat("{},", 20_000) + fmt.Sprintf(`{"type":"%d"}]}`, i),
-			fmt.Sprintf(`{"role":"user","content":"%d"}`, i),
-		} {
+	for i := range 300 {
+		messages := []string{
+			`{"role":"assistant","tool_calls":[` + strings.Repeat("{},", 400) + fmt.Sprintf(`{"id":"%d"}]}`, i),
+			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"%d","function":{"name":"f","arguments":"%s"}}]}`, i, strings.Repeat("x", 40<<10)),
+		}
+		if i%100 == 0 { // and some giants
+			messages = append(messages,
+				`{"role":"assistant","tool_calls":[`+strings.Repeat("{},", 20_000)+fmt.Sprintf(`{"id":"%d"}]}`, i),
+				fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"%d","function":{"name":"f","arguments":"%s"}}]}`, i, strings.Repeat("x", 3<<20)),
+				`{"role":"user","content":[`+strings.Repeat("{},", 20_000)+fmt.Sprintf(`{"type":"%d"}]}`, i),
+			)
+		}
+		for _, message := range messages {
 			if _, err := memo.Parse([]byte(`{"messages":[` + message + `]}`)); err != nil {
 				t.Fatal(err)
 			}
