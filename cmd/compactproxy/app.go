@@ -17,12 +17,9 @@ import (
 	"github.com/compactproxy/compactproxy/internal/conversation"
 	"github.com/compactproxy/compactproxy/internal/metrics"
 	"github.com/compactproxy/compactproxy/internal/proxy"
+	"github.com/compactproxy/compactproxy/internal/store"
 	"github.com/compactproxy/compactproxy/internal/upstream"
 )
-
-// checkpointBytes bounds the checkpoints that are kept in memory; state.max_bytes
-// bounds them where that is less.
-const checkpointBytes = 256 << 20
 
 // app is the whole program: both listeners, the proxy, and the watch on the
 // server. serve runs it until a signal, the demo until its session is over.
@@ -32,6 +29,13 @@ type app struct {
 	root     *url.URL
 	prober   *upstream.Prober
 	tracker  *upstream.Tracker
+	counter  *upstream.Counter
+	store    *store.Store // nil where it could not be opened
+	index    *conversation.Index
+	metrics  *metrics.Metrics
+	broken   error         // why there is no store
+	keeper   chan struct{} // closed when the index has stopped storing
+	stop     context.CancelFunc
 	public   net.Listener
 	admin    net.Listener
 	servers  []*http.Server
@@ -56,27 +60,38 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 
 	registry := prometheus.NewRegistry()
 	build := thisBuild()
-	counters := metrics.New(registry, build.Version, build.Commit, proxy.MetricLabels())
+	a.metrics = metrics.New(registry, build.Version, build.Commit, proxy.MetricLabels())
+	if err := a.openState(); err != nil {
+		a.public.Close()
+		a.admin.Close()
+		return nil, err
+	}
 	transport := proxy.NewTransport()
 	a.prober = newProber(cfg, root, transport)
-	a.tracker = newTracker(cfg, a.prober, log, counters)
+	a.counter = newCounter(cfg, root, transport)
+	a.tracker = newTracker(cfg, a.prober, a.counter, log, a.metrics)
 
 	handler := proxy.New(proxy.Options{
 		Config:    cfg,
 		Upstream:  root,
 		Transport: transport,
 		Tracker:   a.tracker,
-		Tools:     passSettings(cfg.Compaction),
-		Index:     conversation.NewIndex(cfg.Limits.Conversations, int(min(int64(cfg.State.MaxBytes), checkpointBytes))),
-		Metrics:   counters,
+		Counter:   a.countsTokens(),
+		Settings:  passSettings(cfg.Compaction),
+		Index:     a.index,
+		Metrics:   a.metrics,
 		Log:       log,
+	})
+	admin := proxy.Admin(proxy.AdminOptions{
+		Metrics: registry, Ready: a.ready, Index: a.index, Archive: a.archive(),
+		Token: cfg.AdminToken.Reveal(), Address: cfg.Admin, Log: log,
 	})
 	for _, listener := range []struct {
 		net.Listener
 		http.Handler
 	}{ // in the order in which they are drained: health is told to the end
 		{a.public, handler},
-		{a.admin, proxy.Admin(registry, a.ready)},
+		{a.admin, admin},
 	} {
 		server := proxy.NewServer(listener.Handler, log)
 		a.servers = append(a.servers, server)
@@ -107,6 +122,9 @@ func passSettings(c config.Compaction) compaction.Settings {
 	s := compaction.DefaultSettings()
 	s.KeepRecent, s.TailMin, s.TailMax, s.ThinChars = c.KeepRecent, c.TailMin, c.TailMax, c.ThinChars
 	s.CarriedState = c.CarriedState
+	if c.Settle.Explicit {
+		s.Settle = c.Settle.Value
+	}
 	var tools []agents.Tool
 	for _, t := range c.Tools {
 		tools = append(tools, toolRow(t))
@@ -127,6 +145,14 @@ func toolRow(t config.Tool) agents.Tool {
 	return row
 }
 
+// countsTokens is nil, and not a nil counter, where the server is not to be asked.
+func (a *app) countsTokens() proxy.Counter {
+	if a.cfg.Compaction.ExactCount == config.ExactCountNever {
+		return nil
+	}
+	return a.counter
+}
+
 // base is what agents are pointed at.
 func (a *app) base() string {
 	address := a.public.Addr().String()
@@ -140,7 +166,7 @@ func (a *app) base() string {
 // asked us to stop.
 func (a *app) ready(r *http.Request) proxy.Readiness {
 	status := a.prober.Probe(r.Context())
-	state := proxy.Readiness{Server: status.State.String()}
+	state := proxy.Readiness{Server: status.State.String(), Store: a.storeState()}
 	select {
 	case <-a.draining:
 		state.Draining = true
@@ -166,4 +192,5 @@ func (a *app) Close() {
 		server.Close()
 	}
 	a.tracker.Close()
+	a.closeState()
 }

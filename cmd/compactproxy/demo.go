@@ -109,6 +109,7 @@ func (d demonstration) run(ctx context.Context) error {
 			return n
 		}
 	}
+	d.cfg.State.Path = config.InMemory // a serve may have the store open, and this is no session of anyone's
 	a, err := newApp(d.cfg, newLogger(d.cfg.Log, d.log))
 	if err != nil {
 		return err

@@ -46,6 +46,7 @@ func TestGoose(t *testing.T) {
 	defer upstream.Close()
 
 	cfg := config.Default()
+	cfg.State.Path = t.TempDir()
 	cfg.Listen, cfg.Admin, cfg.Upstream.URL = "127.0.0.1:0", "127.0.0.1:0", upstream.URL
 	core, logs := observer.New(zap.InfoLevel)
 	a, err := newApp(cfg, zap.New(core))

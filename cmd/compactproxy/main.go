@@ -22,6 +22,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		newServe(),
 		newDemo(),
 		newCheck(),
+		newRecall(),
+		newForget(),
 		newVersion(),
 		newConfigTopic(),
 	)

@@ -62,6 +62,7 @@ func TestDemo(t *testing.T) {
 func startApp(t *testing.T, address string, change func(*config.Config)) (*app, *observer.ObservedLogs) {
 	t.Helper()
 	cfg := config.Default()
+	cfg.State.Path = t.TempDir()
 	cfg.Listen, cfg.Admin, cfg.Upstream.URL = "127.0.0.1:0", "127.0.0.1:0", address
 	if change != nil {
 		change(&cfg)
@@ -172,6 +173,7 @@ func TestNewApp_NamesTheSettingOfAPortInUse(t *testing.T) {
 	}
 	defer taken.Close()
 	cfg := config.Default()
+	cfg.State.Path = t.TempDir()
 	cfg.Listen, cfg.Admin = "127.0.0.1:0", taken.Addr().String()
 	_, err = newApp(cfg, zap.NewNop())
 	if err == nil || !strings.Contains(err.Error(), "set admin to another address") {
@@ -188,6 +190,7 @@ func TestServe_DrainsAndEnds(t *testing.T) {
 			return llamasim.Reply{Text: "one two three", Fault: llamasim.Fault{Kind: llamasim.FaultSilence, After: 2, Release: release}}
 		}}))
 		cfg := config.Default()
+		cfg.State.Path = t.TempDir()
 		spot, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)

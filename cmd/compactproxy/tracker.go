@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 
 	"go.uber.org/zap"
 
+	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/metrics"
 	"github.com/compactproxy/compactproxy/internal/upstream"
@@ -13,12 +15,18 @@ import (
 
 // newTracker watches the server: says what it found, and again when that
 // changes.
-func newTracker(cfg config.Config, prober *upstream.Prober, log *zap.Logger, m *metrics.Metrics) *upstream.Tracker {
+func newTracker(cfg config.Config, prober *upstream.Prober, counter *upstream.Counter, log *zap.Logger, m *metrics.Metrics) *upstream.Tracker {
 	return upstream.NewTracker(upstream.TrackerOptions{
 		Probe:      prober.Probe,
 		Configured: func(asked, served string) int { return configuredWindow(cfg, asked, served) },
 		OnChange: func(_, now upstream.Status) {
-			report(now, cfg, prober.BaseURL, log)
+			if now.State == upstream.Ready && cfg.Compaction.ExactCount == config.ExactCountAuto {
+				counter.Reset()
+				if err := counter.Probe(context.Background()); err != nil {
+					log.Debug("the server did not count the tokens of a test request", zap.Error(err))
+				}
+			}
+			report(now, cfg, counter.Exact(), prober.BaseURL, log)
 			window := 0
 			if model, ok := now.Find(""); ok {
 				window = model.Window
@@ -43,6 +51,14 @@ func newProber(cfg config.Config, root *url.URL, transport http.RoundTripper) *u
 	}
 }
 
+func newCounter(cfg config.Config, root *url.URL, transport http.RoundTripper) *upstream.Counter {
+	return &upstream.Counter{
+		Client:  &http.Client{Transport: transport},
+		BaseURL: root.String(),
+		APIKey:  cfg.Upstream.APIKey.Reveal(),
+	}
+}
+
 // configuredWindow is what the user set for a model, 0 for nothing.
 func configuredWindow(cfg config.Config, asked, served string) int {
 	for _, m := range cfg.Models {
@@ -55,7 +71,7 @@ func configuredWindow(cfg config.Config, asked, served string) int {
 
 // report says what was found, and what to do where that is not a server that
 // answers.
-func report(s upstream.Status, cfg config.Config, address string, log *zap.Logger) {
+func report(s upstream.Status, cfg config.Config, counts bool, address string, log *zap.Logger) {
 	at := zap.String("server", address)
 	switch s.State {
 	case upstream.Ready:
@@ -70,8 +86,16 @@ func report(s upstream.Status, cfg config.Config, address string, log *zap.Logge
 		if s.LlamaServer {
 			fields = append(fields, zap.Int("slots", s.Slots), zap.String("build", s.Build))
 		}
-		if cfg.Compaction.Mode == config.ModeOn {
-			fields = append(fields, zap.String("compacts", "when the server refuses a request as too long"))
+		fields = append(fields, zap.Bool("counts_tokens", counts))
+		if model, ok := s.Find(""); ok {
+			limits := compaction.Limits{
+				Window: model.Window, AtTokens: cfg.Compaction.AtTokens, Fraction: cfg.Compaction.Threshold.Value, Exact: counts,
+			}
+			if own := configuredWindow(cfg, model.Name, model.Name); own > 0 && (own < model.Window || model.Window == 0) {
+				limits.Window = own
+			}
+			threshold, _ := limits.Threshold()
+			fields = append(fields, zap.Int("compacts_at_tokens", threshold))
 		}
 		log.Info("found the server", fields...)
 		if model, ok := s.Find(""); (!ok || model.Window == 0) && cfg.Upstream.ContextWindow == 0 {

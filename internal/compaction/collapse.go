@@ -5,8 +5,8 @@ import "github.com/compactproxy/compactproxy/internal/agents"
 // collapse replaces all but the newest of failures with the same target and
 // the same error text. It frees little; it is there because a model that reads
 // its own errors again and again repeats them. Another error on the same target
-// is another fact, and stays.
-func (s Settings) collapse(entries []Entry) {
+// is another fact, and stays. Entries from before on are left as they are.
+func (s Settings) collapse(entries []Entry, before int) {
 	type failure struct{ target, text string }
 	seen := map[failure]bool{}
 	all := s.results(entries)
@@ -16,7 +16,7 @@ func (s Settings) collapse(entries []Entry) {
 			continue
 		}
 		key := failure{r.target.Key, agents.MaskVolatile(r.text)}
-		if seen[key] {
+		if seen[key] && r.at < before {
 			r.replace(entries, collapsedText, Collapsed)
 		}
 		seen[key] = true

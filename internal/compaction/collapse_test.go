@@ -58,7 +58,7 @@ func TestCollapse(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s, entries := DefaultSettings(), Entries(tt.list, 0)
-			s.collapse(entries)
+			s.collapse(entries, len(entries))
 			if got := edits(entries); got != tt.want {
 				t.Fatalf("got  %s\nwant %s", got, tt.want)
 			}
@@ -69,7 +69,7 @@ func TestCollapse(t *testing.T) {
 				}
 			}
 			again := append([]Entry(nil), entries...)
-			s.collapse(again)
+			s.collapse(again, len(again))
 			if diff := cmp.Diff(raws(entries), raws(again)); diff != "" {
 				t.Errorf("not idempotent:\n%s", diff)
 			}

@@ -1,6 +1,7 @@
 package compaction
 
 import (
+	"slices"
 	"sort"
 	"strings"
 	"unicode/utf8"
@@ -11,17 +12,17 @@ import (
 // drop removes the oldest turns, as few as bring the list to the target weight,
 // and puts facts about them behind the task. originals are the client's
 // messages behind the leading system messages. The kept part begins at an
-// assistant message and is at least the newest turn. Where nothing can go, the
-// entries come back as they are.
-func (s Settings) drop(entries []Entry, originals []transcript.Message, sc Scale, target int) []Entry {
+// assistant message, is at least the newest turn, and holds everything from
+// entry tail on. Where nothing can go, the entries come back as they are.
+func (s Settings) drop(entries []Entry, originals []transcript.Message, sc Scale, target, tail int) []Entry {
 	var cuts []int // where the kept part may begin
 	for _, t := range turns(entries) {
-		if t.Start > 0 && t.Role == transcript.Assistant && entries[t.Start-1].End >= 0 {
+		if t.Start > 0 && t.Start <= tail && t.Role == transcript.Assistant && entries[t.Start-1].End >= 0 {
 			cuts = append(cuts, t.Start)
 		}
 	}
 	// Behind the last assistant turn only the newest instruction stays.
-	if n := len(entries); n > 1 && entries[n-1].Role == transcript.User && entries[n-1].End >= 0 {
+	if n := len(entries); n > 1 && n <= tail && entries[n-1].Role == transcript.User && entries[n-1].End >= 0 {
 		cuts = append(cuts, n)
 	}
 	if len(cuts) == 0 {
@@ -44,11 +45,8 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 	dropped := originals[:end]
 
 	head := Entry{Message: transcript.NewUser("")}
-	for i := range entries[:at] {
-		if entries[i].Role == transcript.User {
-			head = entries[i]
-			break
-		}
+	if i := firstUser(entries[:at]); i >= 0 {
+		head = entries[i]
 	}
 	task := head.Message
 	if head.Task != nil {
@@ -91,6 +89,11 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 	out := make([]Entry, 0, len(entries)-at+1)
 	out = append(out, Entry{Message: message, End: end, Edit: Rebuilt, Task: &task})
 	return append(out, entries[at:]...)
+}
+
+// firstUser is the entry of the task, -1 if there is none.
+func firstUser(entries []Entry) int {
+	return slices.IndexFunc(entries, func(e Entry) bool { return e.Role == transcript.User })
 }
 
 // withoutNewest leaves out the user message that is pinned, so that it does not

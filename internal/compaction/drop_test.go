@@ -14,7 +14,7 @@ import (
 // dropTo drops until the list has at most that weight.
 func dropTo(list []transcript.Message, target int) []Entry {
 	entries := Entries(list, 0)
-	return DefaultSettings().drop(entries, list, scaleOf(entries, 0, 100_000), target)
+	return DefaultSettings().drop(entries, list, scaleOf(entries, 0, 100_000), target, len(entries))
 }
 
 func TestDrop(t *testing.T) {
@@ -65,7 +65,7 @@ func TestDrop(t *testing.T) {
 	t.Run("no assistant turn to begin at", func(t *testing.T) {
 		list := listOf(user("the task"), user("page 1\n"+text), user("page 2\n"+text), user("go on"))
 		entries := Entries(list, 0)
-		got := DefaultSettings().drop(entries, list, scaleOf(entries, 0, 2000), 400)
+		got := DefaultSettings().drop(entries, list, scaleOf(entries, 0, 2000), 400, len(entries))
 		if len(got) != 1 || !strings.HasPrefix(got[0].Text(), "the task\n\n") || !strings.HasSuffix(got[0].Text(), "go on") {
 			t.Fatalf("got %q", texts(got))
 		}
@@ -106,7 +106,7 @@ func TestDrop(t *testing.T) {
 		if violations == nil {
 			t.Fatal("nothing was repaired")
 		}
-		got := DefaultSettings().drop(entries, broken, scaleOf(entries, 0, 100_000), 10)
+		got := DefaultSettings().drop(entries, broken, scaleOf(entries, 0, 100_000), 10, len(entries))
 		if v := pairing.Check(Messages(got)); v != nil {
 			t.Errorf("%v in %q", v, texts(got))
 		}
@@ -195,7 +195,7 @@ func TestDropCarriesThePlan(t *testing.T) {
 	t.Run("not where the configuration says so", func(t *testing.T) {
 		s, entries := DefaultSettings(), Entries(list, 0)
 		s.CarriedState = false
-		got := s.drop(entries, list, scaleOf(entries, 0, 100_000), 1300)
+		got := s.drop(entries, list, scaleOf(entries, 0, 100_000), 1300, len(entries))
 		if strings.Contains(got[0].Text(), stateHeader) {
 			t.Errorf("got %q", got[0].Text())
 		}
@@ -204,7 +204,7 @@ func TestDropCarriesThePlan(t *testing.T) {
 		longer := append(list[:len(list):len(list)], listOf(read("/3", text), read("/4", text), read("/5", text))...)
 		first := dropTo(list, 1300)
 		entries := append(first[:len(first):len(first)], Entries(longer[len(list):], len(list))...)
-		second := DefaultSettings().drop(entries, longer, scaleOf(entries, 0, 100_000), 1500)
+		second := DefaultSettings().drop(entries, longer, scaleOf(entries, 0, 100_000), 1500, len(entries))
 		if second[0].End <= first[0].End {
 			t.Fatal("the second drop dropped nothing")
 		}
@@ -221,7 +221,7 @@ func TestDropTwice(t *testing.T) {
 	first := dropTo(list, 3000)
 	longer := append(list[:len(list):len(list)], listOf(user("third wish"), read("/5", text), read("/6", text), read("/7", text))...)
 	entries := append(first[:len(first):len(first)], Entries(longer[len(list):], len(list))...)
-	second := DefaultSettings().drop(entries, longer, scaleOf(entries, 0, 100_000), 2500)
+	second := DefaultSettings().drop(entries, longer, scaleOf(entries, 0, 100_000), 2500, len(entries))
 	want := "the task\n\n" + factsHeader + "\n\nSaid by the user, newest first:\n- second wish\n\nFiles read:\n- /5\n- /4\n- /3\n- /2\n- /1\n\n" + instructionHeader + "\nthird wish"
 	if diff := cmp.Diff(want, second[0].Text()); diff != "" {
 		t.Error(diff)
@@ -242,7 +242,7 @@ func TestDropIsLinear(t *testing.T) {
 		}
 		entries := Entries(list, 0)
 		return testing.AllocsPerRun(1, func() {
-			DefaultSettings().drop(entries, list, scaleOf(entries, 0, 8192), 10)
+			DefaultSettings().drop(entries, list, scaleOf(entries, 0, 8192), 10, len(entries))
 		})
 	}
 	small, large := measure(20), measure(80)

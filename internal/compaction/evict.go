@@ -10,8 +10,9 @@ import (
 // in a prompt cost more than their tokens, since the older one is related to
 // the work and wrong about it. Failures neither supersede nor are evicted:
 // they say nothing about the target's state, and "what failed" keeps a model
-// from trying it again.
-func (s Settings) evict(entries []Entry) {
+// from trying it again. Entries from before on are left as they are, though they
+// speak for older ones.
+func (s Settings) evict(entries []Entry, before int) {
 	newest := map[string][]result{} // by target, those that may supersede
 	all := s.results(entries)
 	for i := len(all) - 1; i >= 0; i-- {
@@ -20,12 +21,12 @@ func (s Settings) evict(entries []Entry) {
 			continue
 		}
 		for _, newer := range newest[r.target.Key] {
-			if agents.Supersedes(newer.target, r.target) {
+			if r.at < before && agents.Supersedes(newer.target, r.target) {
 				r.replace(entries, evictedText(r.call.Name, newer.call.Name), Evicted)
 				break
 			}
 		}
-		if len(newest[r.target.Key]) < 4 { // one a kind of target
+		if len(newest[r.target.Key]) < 4 { // a full write or read, and some ranges
 			newest[r.target.Key] = append(newest[r.target.Key], r)
 		}
 	}

@@ -114,13 +114,13 @@ func TestEvict(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s, entries := DefaultSettings(), Entries(tt.list, 0)
-			s.evict(entries)
+			s.evict(entries, len(entries))
 			if got := edits(entries); got != tt.want {
 				t.Fatalf("got  %s\nwant %s", got, tt.want)
 			}
 			checkOnlyEdited(t, Entries(tt.list, 0), entries)
 			again := append([]Entry(nil), entries...)
-			s.evict(again)
+			s.evict(again, len(again))
 			if diff := cmp.Diff(raws(entries), raws(again)); diff != "" {
 				t.Errorf("not idempotent:\n%s", diff)
 			}
@@ -132,7 +132,7 @@ func TestEvict(t *testing.T) {
 func TestEvictedText(t *testing.T) {
 	list := listOf(user("task"), read("/a.go", lines("a", 20)), round("write", `{"path":"/a.go","content":"x"}`, "ok"))
 	entries := Entries(list, 0)
-	DefaultSettings().evict(entries)
+	DefaultSettings().evict(entries, len(entries))
 	got := entries[2].Text()
 	if !strings.Contains(got, "a later write call covers the same target") || !strings.Contains(got, "call read again") {
 		t.Errorf("got %q", got)
@@ -144,7 +144,7 @@ func TestEvictKeepsParts(t *testing.T) {
 	parts := message(`{"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":` + quoted(lines("a", 20)) + `,"cache_control":{"type":"ephemeral"}},{"type":"image_url","image_url":{"url":"data:x"}},{"type":"text","text":"more"}]}`)
 	list := listOf(user("task"), calls(toolCall{"c1", "read", `{"path":"/a.go"}`}), parts, read("/a.go", "new"))
 	entries := Entries(list, 0)
-	DefaultSettings().evict(entries)
+	DefaultSettings().evict(entries, len(entries))
 	if entries[2].Edit != Evicted {
 		t.Fatalf("got %s", edits(entries))
 	}
@@ -164,7 +164,7 @@ func TestEvictCapped(t *testing.T) {
 		t.Run(edit.String(), func(t *testing.T) {
 			entries := Entries(listOf(user("task"), read("/a.go", lines("old", 400)), read("/a.go", lines("new", 20))), 0)
 			entries[2] = entries[2].with(entries[2].WithText(headTail(entries[2].Text(), 3000, 3000)), edit)
-			DefaultSettings().evict(entries)
+			DefaultSettings().evict(entries, len(entries))
 			if entries[2].Edit != Evicted {
 				t.Errorf("a superseded result of %d bytes that was %s once stays for ever", entries[2].TextBytes(), edit)
 			}

@@ -23,6 +23,7 @@ func TestForecast(t *testing.T) {
 		{"fewer bytes than before give no rate", []Report{{1000, 9000}, {1500, 1000}}, 1300, 1600, true},
 		{"only the last two reports count", []Report{{10, 10}, {1000, 1000}, {1450, 1900}}, 2900, 1950, true},
 		{"nothing added", []Report{{2000, 1000}}, 1000, 2000, true},
+		{"half of the bytes are half of the tokens", []Report{{1000, 1000}, {3000, 6000}}, 3000, 1500, true},
 		{"no report yet", nil, 900, 300, false},
 		{"no report, no bytes", nil, 0, 0, false},
 	}
@@ -32,9 +33,12 @@ func TestForecast(t *testing.T) {
 			for _, r := range tt.reports {
 				a = a.Observe(r)
 			}
-			tokens, known := a.Forecast(tt.bytes)
+			tokens, known := a.Forecast(tt.bytes), a.Known()
 			if tokens != tt.tokens || known != tt.known {
 				t.Errorf("got %d, %v, want %d, %v", tokens, known, tt.tokens, tt.known)
+			}
+			if low, high := a.Plausible(tt.bytes); tokens < low || tokens > high {
+				t.Errorf("the forecast %d is not within the plausible %d to %d", tokens, low, high)
 			}
 		})
 	}

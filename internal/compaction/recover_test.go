@@ -646,8 +646,8 @@ func checkIdempotent(t testing.TB, req Request, out Outcome) {
 	s := DefaultSettings()
 	again := slices.Clone(out.Entries)
 	tail := s.tailStart(again, req.Scale)
-	s.evict(again)
-	s.collapse(again)
+	s.evict(again, len(again))
+	s.collapse(again, len(again))
 	s.thin(again, tail)
 	s.capResults(again, tail, resultCap(req.Scale))
 	if diff := firstDiff(raws(out.Entries), raws(again)); diff != "" {

@@ -10,10 +10,14 @@ type Settings struct {
 	TailMax    float64 // share of the window above which they shrink
 	ThinChars  int     // characters that a thinned result keeps
 
+	// Settle is the share of the threshold down to which the passes alone are
+	// enough; negative chooses by price against a summary.
+	Settle float64
+
 	CarriedState bool // the agent's plan survives when its newest call is dropped
 }
 
 // DefaultSettings are the configuration's defaults with the built-in tools.
 func DefaultSettings() Settings {
-	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240, CarriedState: true}
+	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240, Settle: 0.8, CarriedState: true}
 }

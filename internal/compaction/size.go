@@ -10,6 +10,11 @@ import (
 // delimiters, call markup), in bytes of text: about five tokens.
 const messageWeight = 16
 
+// ForecastBytes is the size of a message as the forecast counts it: the bytes of
+// what the model reads, images aside. A byte of a dense run costs three times
+// what a byte of text does.
+func ForecastBytes(m *transcript.Message) int { return m.ContentBytes() + 2*m.DenseBytes() }
+
 // Weight is the size of a list in bytes of text that the model reads. It is
 // proportional to tokens, not equal to them: the rate comes from what the
 // server counts.
@@ -22,11 +27,7 @@ func Weight(list []transcript.Message) int {
 }
 
 func weight(m *transcript.Message) int {
-	n := m.ContentBytes() + messageWeight*(1+len(m.Calls))
-	for literal := range m.Literals {
-		n += 2 * denseBytes(literal)
-	}
-	return n
+	return ForecastBytes(m) + messageWeight*(1+len(m.Calls))
 }
 
 func weightOf(entries []Entry) int {
@@ -35,29 +36,6 @@ func weightOf(entries []Entry) int {
 		n += weight(&entries[i].Message)
 	}
 	return n
-}
-
-// denseBytes counts the bytes of long runs without any space or punctuation,
-// such as base64 inside a text: a tokenizer finds nothing to merge there, and
-// they cost near one token a byte where text costs a third (a reported
-// session: 319,000 estimated, 1,029,893 real).
-func denseBytes(b []byte) int {
-	const long = 256 // no word, path or hash is longer
-	total, run := 0, 0
-	for _, c := range b {
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' {
-			run++
-			continue
-		}
-		if run >= long {
-			total += run
-		}
-		run = 0
-	}
-	if run >= long {
-		total += run
-	}
-	return total
 }
 
 // Scale converts weight to tokens at the rate that was measured on the list

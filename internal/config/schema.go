@@ -34,13 +34,10 @@ type Key struct {
 // inert is shown in help, in the shipped file and by [WithoutEffect]; a key
 // leaves it with the feature that reads it.
 var inert = map[string]bool{
-	"admin_token": true, "image_tokens": true, "pin": true, "models[].at_tokens": true,
-	"compaction.threshold": true, "compaction.at_tokens": true, "compaction.settle": true, "compaction.predictive": true,
-	"compaction.exact_count": true, "compaction.loop_guard": true, "compaction.compact_tool": true,
+	"compaction.loop_guard": true, "compaction.compact_tool": true,
 	"compaction.summary.enabled": true, "compaction.summary.style": true, "compaction.summary.validate": true,
 	"compaction.summary.target_tokens": true, "compaction.summary.max_tokens": true, "compaction.summary.timeout": true,
 	"compaction.summary.model": true,
-	"state.path":               true, "state.archive": true, "state.retention": true,
 }
 
 // WithoutEffect lists the keys that were set to something else than their

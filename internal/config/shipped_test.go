@@ -133,8 +133,8 @@ func TestWithoutEffect(t *testing.T) {
 	if got := config.WithoutEffect(cfg); got != nil {
 		t.Errorf("defaults: %v", got)
 	}
-	cfg.Compaction.AtTokens, cfg.Compaction.KeepRecent, cfg.AdminToken = 5000, 5, "x"
-	if diff := cmp.Diff([]string{"admin_token", "compaction.at_tokens"}, config.WithoutEffect(cfg)); diff != "" {
+	cfg.Compaction.Summary.MaxTokens, cfg.Compaction.KeepRecent, cfg.Compaction.CompactTool = 5000, 5, true
+	if diff := cmp.Diff([]string{"compaction.compact_tool", "compaction.summary.max_tokens"}, config.WithoutEffect(cfg)); diff != "" {
 		t.Error(diff)
 	}
 }

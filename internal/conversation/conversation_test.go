@@ -33,13 +33,27 @@ func list(texts ...string) []transcript.Message {
 	return out
 }
 
+func newIndex(conversations, bytes int) *Index {
+	x, err := NewIndex(Options{Conversations: conversations, Bytes: bytes})
+	if err != nil {
+		panic(err)
+	}
+	return x
+}
+
+func resolve(x *Index, r Request) (*Conversation, *Checkpoint) {
+	got := x.Resolve(r)
+	return got.Conversation, got.Checkpoint
+}
+
 func hash(s string) (h transcript.Hash) {
 	copy(h[:], s)
 	return h
 }
 
 func (c talk) request(texts ...string) Request {
-	return Request{Chain: transcript.Chain([]byte(c.key), list(texts...)), System: hash(c.system), Tools: hash(c.tools)}
+	messages := list(texts...)
+	return Request{Chain: transcript.Chain([]byte(c.key), messages), Prints: transcript.Prints(messages), System: hash(c.system), Tools: hash(c.tools)}
 }
 
 // file compacts the first n messages of a request to one text.
@@ -47,43 +61,43 @@ func file(x *Index, c *Conversation, r Request, n int, text string) *Checkpoint 
 	entries := compaction.Entries(list(text), 0)
 	entries[0].End = n
 	cp := NewCheckpoint(n, r.Chain[n], entries)
-	x.File(c, cp)
+	x.File(c, cp, nil, Summary{})
 	return cp
 }
 
 func TestResolveGrows(t *testing.T) {
-	x := NewIndex(10, 1<<20)
-	first, cp := x.Resolve(agent.request("a"))
+	x := newIndex(10, 1<<20)
+	first, cp := resolve(x, agent.request("a"))
 	if cp != nil {
 		t.Fatal("a checkpoint out of nothing")
 	}
 	for _, r := range []Request{agent.request("a"), agent.request("a", "b", "c"), agent.request("a", "b", "c", "d", "e")} {
-		c, cp := x.Resolve(r)
+		c, cp := resolve(x, r)
 		if c != first || cp != nil {
 			t.Errorf("%d messages: conversation %s after %s, checkpoint %v", len(r.Chain)-1, c.ID, first.ID, cp)
 		}
 	}
-	if got := x.Stats(); got != (Stats{1, 0, 0}) {
+	if got := x.Stats(); got != (Stats{Conversations: 1}) {
 		t.Errorf("got %+v", got)
 	}
 }
 
 func TestResolveReplays(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c", "d", "e")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	cp := file(x, c, r, 3, "short")
 	for _, texts := range [][]string{{"a", "b", "c", "d", "e"}, {"a", "b", "c", "d", "e", "f", "g"}, {"a", "b", "c", "d", "e", "f", "g", "h", "i"}} {
-		if _, got := x.Resolve(agent.request(texts...)); got != cp {
+		if _, got := resolve(x, agent.request(texts...)); got != cp {
 			t.Errorf("%v: got %v", texts, got)
 		}
 	}
 }
 
 func TestResolveRewind(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c", "d", "e", "f", "g")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	old := file(x, c, r, 3, "short")
 	newer := file(x, c, r, 5, "shorter")
 	tests := []struct {
@@ -101,7 +115,7 @@ func TestResolveRewind(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got, cp := x.Resolve(agent.request(tt.texts...)); cp != tt.want {
+			if got, cp := resolve(x, agent.request(tt.texts...)); cp != tt.want {
 				t.Errorf("conversation %s got %+v", got.ID, cp)
 			}
 		})
@@ -111,14 +125,14 @@ func TestResolveRewind(t *testing.T) {
 // An edited old message breaks the chain there: an older checkpoint matches, or
 // none.
 func TestResolveEdited(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c", "d", "e")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	file(x, c, r, 3, "short")
-	if _, cp := x.Resolve(agent.request("a", "B", "c", "d", "e", "f", "g")); cp != nil {
+	if _, cp := resolve(x, agent.request("a", "B", "c", "d", "e", "f", "g")); cp != nil {
 		t.Error("a checkpoint of another history")
 	}
-	if _, cp := x.Resolve(agent.request("a", "b", "c", "D", "e", "f", "g")); cp == nil {
+	if _, cp := resolve(x, agent.request("a", "b", "c", "D", "e", "f", "g")); cp == nil {
 		t.Error("the checkpoint covers nothing that was edited")
 	}
 }
@@ -126,17 +140,17 @@ func TestResolveEdited(t *testing.T) {
 // A live conversation stays on the checkpoint it last used: taking a longer one
 // that a fork filed would change bytes that it has cached.
 func TestResolveFork(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c", "d", "e")
-	main, _ := x.Resolve(r)
+	main, _ := resolve(x, r)
 	old := file(x, main, r, 1, "short")
 
 	r = agent.request("a", "b", "c", "d", "e", "f", "g")
-	if c, cp := x.Resolve(r); c != main || cp != old {
+	if c, cp := resolve(x, r); c != main || cp != old {
 		t.Fatal("the first branch is not the conversation")
 	}
 	forked := agent.request("a", "b", "c", "d", "e", "F", "G")
-	fork, cp := x.Resolve(forked)
+	fork, cp := resolve(x, forked)
 	if fork == main {
 		t.Fatal("a fork is the conversation itself")
 	}
@@ -145,26 +159,26 @@ func TestResolveFork(t *testing.T) {
 	}
 	longer := file(x, fork, forked, 5, "shorter")
 
-	if c, cp := x.Resolve(agent.request("a", "b", "c", "d", "e", "f", "g", "h", "i")); c != main || cp != old {
+	if c, cp := resolve(x, agent.request("a", "b", "c", "d", "e", "f", "g", "h", "i")); c != main || cp != old {
 		t.Errorf("the first branch changed to the fork's checkpoint: %+v", cp)
 	}
-	if c, cp := x.Resolve(agent.request("a", "b", "c", "d", "e", "F", "G", "H", "I")); c != fork || cp != longer {
+	if c, cp := resolve(x, agent.request("a", "b", "c", "d", "e", "F", "G", "H", "I")); c != fork || cp != longer {
 		t.Errorf("the fork lost its own: %+v", cp)
 	}
 	// One that is not live takes the longest.
-	if _, cp := x.Resolve(agent.request("a", "b", "c", "d", "e", "x", "y")); cp != longer {
+	if _, cp := resolve(x, agent.request("a", "b", "c", "d", "e", "x", "y")); cp != longer {
 		t.Errorf("a third branch got %+v", cp)
 	}
 }
 
 func TestResolveKeepsUsersApart(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	file(x, c, r, 3, "alice's")
 	bob := agent
 	bob.key = "bob"
-	got, cp := x.Resolve(bob.request("a", "b", "c", "d", "e"))
+	got, cp := resolve(x, bob.request("a", "b", "c", "d", "e"))
 	if got == c || cp != nil {
 		t.Error("another key got this one's checkpoint")
 	}
@@ -173,20 +187,20 @@ func TestResolveKeepsUsersApart(t *testing.T) {
 // Branches that share a beginning may compact it to the same message, each in
 // its own way. Neither changes what the other has cached.
 func TestForksThatEndAtTheSameMessage(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c", "d", "e")
-	main, _ := x.Resolve(r)
+	main, _ := resolve(x, r)
 	mine := file(x, main, r, 3, "short")
 	forked := agent.request("a", "b", "c", "D", "E")
-	fork, cp := x.Resolve(forked)
+	fork, cp := resolve(x, forked)
 	if fork == main || cp != mine {
 		t.Fatalf("the fork begins with %+v", cp)
 	}
 	theirs := file(x, fork, forked, 3, "shorter")
-	if _, cp := x.Resolve(agent.request("a", "b", "c", "d", "e", "f", "g")); cp != mine {
+	if _, cp := resolve(x, agent.request("a", "b", "c", "d", "e", "f", "g")); cp != mine {
 		t.Errorf("the first branch got the fork's checkpoint %q in place of its own", cp.Entries[0].Text())
 	}
-	if _, cp := x.Resolve(agent.request("a", "b", "c", "D", "E", "F", "G")); cp != theirs {
+	if _, cp := resolve(x, agent.request("a", "b", "c", "D", "E", "F", "G")); cp != theirs {
 		t.Errorf("the fork got %+v", cp)
 	}
 }
@@ -195,13 +209,13 @@ func TestForksThatEndAtTheSameMessage(t *testing.T) {
 // conversation: it is replayed, and does not advance what it resembles.
 func TestResolveSideRequest(t *testing.T) {
 	title := talk{"alice", "You are a title generator", ""}
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c")
-	main, _ := x.Resolve(r)
+	main, _ := resolve(x, r)
 	main.Observe(compaction.Report{Tokens: 10, Bytes: 30})
 	cp := file(x, main, r, 1, "short")
 
-	side, got := x.Resolve(title.request("a", "b", "c", "d", "title?"))
+	side, got := resolve(x, title.request("a", "b", "c", "d", "title?"))
 	if side == main {
 		t.Error("a side request is the conversation itself")
 	}
@@ -211,28 +225,28 @@ func TestResolveSideRequest(t *testing.T) {
 	if side.Anchor() != (compaction.Anchor{}) {
 		t.Error("a side request has the conversation's reports")
 	}
-	if c, got := x.Resolve(agent.request("a", "b", "c", "d", "e")); c != main || got != cp {
+	if c, got := resolve(x, agent.request("a", "b", "c", "d", "e")); c != main || got != cp {
 		t.Error("the side request took the conversation's place")
 	}
 
 	t.Run("with the very same messages", func(t *testing.T) {
-		side, _ := x.Resolve(title.request("a", "b", "c", "d", "e"))
-		if c, _ := x.Resolve(agent.request("a", "b", "c", "d", "e")); c != main || side == main {
+		side, _ := resolve(x, title.request("a", "b", "c", "d", "e"))
+		if c, _ := resolve(x, agent.request("a", "b", "c", "d", "e")); c != main || side == main {
 			t.Error("mixed up")
 		}
-		if c, _ := x.Resolve(title.request("a", "b", "c", "d", "e")); c != side {
+		if c, _ := resolve(x, title.request("a", "b", "c", "d", "e")); c != side {
 			t.Error("mixed up the other way round")
 		}
 	})
 	t.Run("another system message alone is a date", func(t *testing.T) {
 		dated := agent
 		dated.system = "you are an agent. Today is Friday"
-		if c, _ := x.Resolve(dated.request("a", "b", "c", "d", "e")); c != main {
+		if c, _ := resolve(x, dated.request("a", "b", "c", "d", "e")); c != main {
 			t.Error("a new date is a new conversation")
 		}
 		// From then on the conversation has that system message.
 		dated.tools = "read"
-		if c, _ := x.Resolve(dated.request("a", "b", "c", "d", "e", "f", "g")); c != main {
+		if c, _ := resolve(x, dated.request("a", "b", "c", "d", "e", "f", "g")); c != main {
 			t.Error("other tools are a new conversation")
 		}
 	})
@@ -242,12 +256,12 @@ func TestResolveSideRequest(t *testing.T) {
 // each, the same for the same opening after a restart.
 func TestConversationIDs(t *testing.T) {
 	seen := map[string]bool{}
-	x := NewIndex(100, 1<<20)
+	x := newIndex(100, 1<<20)
 	for _, r := range []Request{
 		agent.request("a"), agent.request("b"), agent.request("a", "b", "c"), talk{"bob", agent.system, agent.tools}.request("a"),
 		talk{"alice", "other", "tools"}.request("a"), agent.request("c", "d", "e"), agent.request("c", "d", "E"),
 	} {
-		c, _ := x.Resolve(r)
+		c, _ := resolve(x, r)
 		if len(c.ID) != 12 || strings.Trim(c.ID, "0123456789abcdef") != "" {
 			t.Errorf("id %q", c.ID)
 		}
@@ -256,20 +270,15 @@ func TestConversationIDs(t *testing.T) {
 	if len(seen) != 6 { // "a" grew to "a b c"
 		t.Errorf("%d ids", len(seen))
 	}
-	c, _ := x.Resolve(agent.request("z"))
-	again, _ := NewIndex(100, 1<<20).Resolve(agent.request("z"))
-	if c.ID != again.ID {
-		t.Errorf("%s became %s", c.ID, again.ID)
-	}
 }
 
 // Workers of a swarm that open with the same bytes part as soon as they differ.
 func TestSwarm(t *testing.T) {
-	x := NewIndex(100, 1<<20)
+	x := newIndex(100, 1<<20)
 	ids := map[*Conversation]bool{}
 	for i := range 5 {
 		x.Resolve(agent.request("task"))
-		c, _ := x.Resolve(agent.request("task", "answer", fmt.Sprint("worker ", i)))
+		c, _ := resolve(x, agent.request("task", "answer", fmt.Sprint("worker ", i)))
 		ids[c] = true
 	}
 	if len(ids) != 5 {
@@ -278,35 +287,35 @@ func TestSwarm(t *testing.T) {
 }
 
 func TestConversationsAreBounded(t *testing.T) {
-	x := NewIndex(3, 1<<20)
+	x := newIndex(3, 1<<20)
 	var all []*Conversation
 	for i := range 5 {
-		c, _ := x.Resolve(agent.request(fmt.Sprint("task ", i)))
+		c, _ := resolve(x, agent.request(fmt.Sprint("task ", i)))
 		all = append(all, c)
-		if c, _ := x.Resolve(agent.request("task 0", "b", "c")); c != all[0] {
+		if c, _ := resolve(x, agent.request("task 0", "b", "c")); c != all[0] {
 			t.Errorf("one that is in use was pushed out by task %d", i)
 		}
 	}
 	if got := x.Stats().Conversations; got != 3 {
 		t.Errorf("%d conversations are live", got)
 	}
-	if got := len(x.byEnd); got != 3 {
+	if got := len(x.byLast); got != 3 {
 		t.Errorf("%d ends are listed for 3 conversations", got)
 	}
-	if c, _ := x.Resolve(agent.request("task 4", "b", "c")); c != all[4] {
+	if c, _ := resolve(x, agent.request("task 4", "b", "c")); c != all[4] {
 		t.Error("the newest is not live")
 	}
-	if c, _ := x.Resolve(agent.request("task 1", "b", "c")); c == all[1] {
+	if c, _ := resolve(x, agent.request("task 1", "b", "c")); c == all[1] {
 		t.Error("the least recently used is live")
 	}
 }
 
 func TestCheckpointsAreBounded(t *testing.T) {
-	x := NewIndex(1, 10_000)
+	x := newIndex(1, 10_000)
 	text := strings.Repeat("x", 2000)
 	for i := range 10 {
 		r := agent.request(fmt.Sprint("task ", i), "b", "c")
-		c, _ := x.Resolve(r)
+		c, _ := resolve(x, r)
 		file(x, c, r, 3, text)
 		x.Resolve(agent.request("task 0", "b", "c")) // stays in use
 	}
@@ -315,7 +324,7 @@ func TestCheckpointsAreBounded(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for task, want := range map[string]bool{"task 0": true, "task 1": false, "task 6": false, "task 7": true, "task 9": true} {
-		if _, cp := x.Resolve(agent.request(task, "b", "c", "d", "e")); (cp != nil) != want {
+		if _, cp := resolve(x, agent.request(task, "b", "c", "d", "e")); (cp != nil) != want {
 			t.Errorf("%s: on file %v, want %v", task, cp != nil, want)
 		}
 	}
@@ -325,15 +334,15 @@ func TestCheckpointsAreBounded(t *testing.T) {
 // conversations may not keep what was evicted for being too much.
 func TestLiveConversationsDoNotEscapeTheBound(t *testing.T) {
 	const bound = 100_000
-	x := NewIndex(1000, bound)
+	x := newIndex(1000, bound)
 	for i := range 200 {
 		r := agent.request(fmt.Sprint("task ", i), "b", "c")
-		c, _ := x.Resolve(r)
+		c, _ := resolve(x, r)
 		file(x, c, r, 3, strings.Repeat("x", 5000))
 	}
 	held := 0
 	for i := range 200 {
-		if _, cp := x.Resolve(agent.request(fmt.Sprint("task ", i), "b", "c")); cp != nil {
+		if _, cp := resolve(x, agent.request(fmt.Sprint("task ", i), "b", "c")); cp != nil {
 			held += cp.bytes
 		}
 	}
@@ -345,25 +354,25 @@ func TestLiveConversationsDoNotEscapeTheBound(t *testing.T) {
 // One that is larger than the bound is kept alone: the conversation could not
 // go on without it.
 func TestCheckpointOverTheBound(t *testing.T) {
-	x := NewIndex(10, 1000)
+	x := newIndex(10, 1000)
 	r := agent.request("a", "b", "c")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	cp := file(x, c, r, 3, strings.Repeat("x", 5000))
-	if _, got := x.Resolve(r); got != cp || x.Stats().Checkpoints != 1 {
+	if _, got := resolve(x, r); got != cp || x.Stats().Checkpoints != 1 {
 		t.Errorf("got %v, %+v", got, x.Stats())
 	}
 }
 
 func TestFileAgain(t *testing.T) {
-	x := NewIndex(10, 1<<20)
+	x := newIndex(10, 1<<20)
 	r := agent.request("a", "b", "c")
-	c, _ := x.Resolve(r)
+	c, _ := resolve(x, r)
 	file(x, c, r, 3, strings.Repeat("x", 5000))
 	cp := file(x, c, r, 3, "short")
 	if got := x.Stats(); got.Checkpoints != 1 || got.Bytes != cp.bytes {
 		t.Errorf("got %+v, want one of %d bytes", got, cp.bytes)
 	}
-	if _, got := x.Resolve(r); got != cp {
+	if _, got := resolve(x, r); got != cp {
 		t.Error("the older one is replayed")
 	}
 }
@@ -396,16 +405,16 @@ func TestNewCheckpointCopies(t *testing.T) {
 }
 
 func TestReports(t *testing.T) {
-	x := NewIndex(10, 1<<20)
-	c, _ := x.Resolve(agent.request("a"))
+	x := newIndex(10, 1<<20)
+	c, _ := resolve(x, agent.request("a"))
 	c.Observe(compaction.Report{Tokens: 1000, Bytes: 1000})
 	c.Observe(compaction.Report{Tokens: 1450, Bytes: 1900})
-	if got, known := c.Anchor().Forecast(2900); got != 1950 || !known {
-		t.Errorf("forecast %d, %v", got, known)
+	if got := c.Anchor().Forecast(2900); got != 1950 {
+		t.Errorf("forecast %d", got)
 	}
-	c.Retire()
-	if _, known := c.Anchor().Forecast(2900); known {
-		t.Error("a report of a list that was rewritten is believed")
+	c.Rebase(compaction.Report{Tokens: 500, Bytes: 1500})
+	if got := c.Anchor().Forecast(1800); got != 600 {
+		t.Errorf("forecast %d: a report of the list before the rewrite is believed", got)
 	}
 	if got := c.TakeFull(); got != 0 {
 		t.Errorf("full %d", got)
@@ -420,12 +429,12 @@ func TestReports(t *testing.T) {
 // empty list) say nothing about who asks. A client that sends one a second as
 // a health check may not push live conversations out.
 func TestResolveWithoutMessages(t *testing.T) {
-	x := NewIndex(5, 1<<20)
-	main, _ := x.Resolve(agent.request("a"))
+	x := newIndex(5, 1<<20)
+	main, _ := resolve(x, agent.request("a"))
 	for range 10 {
 		x.Resolve(agent.request())
 	}
-	if c, _ := x.Resolve(agent.request("a", "b", "c")); c != main {
+	if c, _ := resolve(x, agent.request("a", "b", "c")); c != main {
 		t.Errorf("ten empty lists pushed out a live conversation; %d are live", x.Stats().Conversations)
 	}
 }
@@ -434,7 +443,7 @@ func TestResolveWithoutMessages(t *testing.T) {
 // the next one costs what the first one cost. Measured in allocations, which
 // do not depend on the machine.
 func TestResolveManyWithOneOpening(t *testing.T) {
-	x := NewIndex(10_000, 1<<20)
+	x := newIndex(10_000, 1<<20)
 	run := 0
 	open := func() {
 		run++
@@ -452,14 +461,14 @@ func TestResolveManyWithOneOpening(t *testing.T) {
 }
 
 func TestConcurrency(t *testing.T) {
-	x := NewIndex(20, 50_000)
+	x := newIndex(20, 50_000)
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
 			texts := []string{fmt.Sprint("task ", w%4)}
 			for i := range 60 {
 				r := agent.request(texts...)
-				c, cp := x.Resolve(r)
+				c, cp := resolve(x, r)
 				if cp != nil && r.Chain[cp.N] != cp.Chain {
 					t.Errorf("worker %d got a checkpoint that is none of its prefixes", w)
 				}
@@ -470,7 +479,7 @@ func TestConcurrency(t *testing.T) {
 				c.TakeFull()
 				if i%10 == 9 {
 					file(x, c, r, len(texts)-2, strings.Repeat("x", 500))
-					c.Retire()
+					c.Rebase(compaction.Report{})
 				}
 				x.Stats()
 				texts = append(texts, fmt.Sprint("answer ", i), fmt.Sprint("w", w%4, " more ", i))
@@ -488,16 +497,16 @@ func TestConcurrency(t *testing.T) {
 // compacts again at the same message.
 func TestForkKeepsTheCheckpointItReplays(t *testing.T) {
 	c := talk{key: "k", system: "s", tools: "t"}
-	x := NewIndex(100, 1<<20)
-	a, _ := x.Resolve(c.request("1", "2", "3"))
+	x := newIndex(100, 1<<20)
+	a, _ := resolve(x, c.request("1", "2", "3"))
 	chain := c.request("1", "2", "3").Chain
-	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("first"), 0)))
+	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("first"), 0)), nil, Summary{})
 	x.Resolve(c.request("1", "2", "3", "left"))
-	if _, cp := x.Resolve(c.request("1", "2", "3", "right")); cp == nil {
+	if _, cp := resolve(x, c.request("1", "2", "3", "right")); cp == nil {
 		t.Fatal("the fork has no checkpoint")
 	}
-	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("second"), 0)))
-	_, cp := x.Resolve(c.request("1", "2", "3", "right", "more"))
+	x.File(a, NewCheckpoint(2, chain[2], compaction.Entries(list("second"), 0)), nil, Summary{})
+	_, cp := resolve(x, c.request("1", "2", "3", "right", "more"))
 	if cp == nil || cp.Entries[0].Text() != "first" {
 		t.Errorf("the fork replays %+v", cp)
 	}
@@ -506,13 +515,13 @@ func TestForkKeepsTheCheckpointItReplays(t *testing.T) {
 // Where the newest checkpoint was pushed out, an older one that fits serves.
 func TestOlderCheckpointServes(t *testing.T) {
 	c := talk{key: "k", system: "s", tools: "t"}
-	x := NewIndex(100, 1<<20)
-	a, _ := x.Resolve(c.request("1", "2", "3", "4"))
+	x := newIndex(100, 1<<20)
+	a, _ := resolve(x, c.request("1", "2", "3", "4"))
 	chain := c.request("1", "2", "3", "4").Chain
-	x.File(a, NewCheckpoint(1, chain[1], compaction.Entries(list("old"), 0)))
-	x.File(a, NewCheckpoint(3, chain[3], compaction.Entries(list("new"), 0)))
-	x.checkpoints.Remove(a.checkpoint)
-	if _, cp := x.Resolve(c.request("1", "2", "3", "4", "5")); cp == nil || cp.N != 1 {
+	x.File(a, NewCheckpoint(1, chain[1], compaction.Entries(list("old"), 0)), nil, Summary{})
+	x.File(a, NewCheckpoint(3, chain[3], compaction.Entries(list("new"), 0)), nil, Summary{})
+	x.entries.Remove(a.state.Checkpoint)
+	if _, cp := resolve(x, c.request("1", "2", "3", "4", "5")); cp == nil || cp.N != 1 {
 		t.Errorf("got %+v", cp)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -99,7 +100,7 @@ func (s *Totals) add(number, sent int, t turn) {
 	if t.failure == "" {
 		s.Answered++
 	}
-	if strings.Contains(t.action, "recovery") {
+	if t.did("passes") || t.did("recovery") {
 		s.Compacted++
 	}
 	s.Sent += sent
@@ -117,14 +118,21 @@ func (s *Totals) add(number, sent int, t turn) {
 	}
 }
 
+// did tells whether the proxy reported that action.
+func (t turn) did(action string) bool {
+	return slices.Contains(strings.Split(t.action, ", "), action)
+}
+
 // what tells in words what the response headers say.
 func (t turn) what(sent int) string {
 	switch {
 	case t.failure != "":
 		return fmt.Sprintf("NOT ANSWERED: %d %s", t.status, t.failure)
-	case strings.Contains(t.action, "recovery"):
+	case t.did("recovery"):
 		return fmt.Sprintf("<< COMPACTED, since it did not fit: now %s of %s tokens", figure(t.prompt), figure(sent))
-	case strings.Contains(t.action, "replay"):
+	case t.did("passes"):
+		return fmt.Sprintf("<< COMPACTED, before it is too long: now %s of %s tokens", figure(t.prompt), figure(sent))
+	case t.did("replay"):
 		return "replayed the compacted history"
 	case t.action == "none":
 		return "nothing, passed through"

@@ -35,15 +35,23 @@ type Metrics struct {
 	CompactedTokens *prometheus.CounterVec // side
 	OverflowRetries *prometheus.CounterVec // result
 	Violations      *prometheus.CounterVec // kind, action
+	PrefixExpected  prometheus.Counter     // tokens
+	PrefixReused    prometheus.Counter     // tokens
+	CacheMisses     *prometheus.CounterVec // reason
+	ForecastError   prometheus.Observer    // ratio
+	Rereads         prometheus.Counter
 	ContextTokens   prometheus.Gauge
 	Conversations   prometheus.Gauge
 	StateBytes      prometheus.Gauge
+	StateDegraded   prometheus.Gauge
 }
 
 // Labels are the closed sets that other packages own.
 type Labels struct {
 	Passes         []string // names of the compaction steps
+	Kinds          []string // how far compactions go
 	ViolationKinds []string // names of the pairing violations
+	MissReasons    []string // why the server's cache did not pay
 }
 
 // longTimes fit requests to a local model: a prefill may take half an hour.
@@ -51,6 +59,9 @@ var longTimes = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 
 // shortTimes fit the proxy's own work.
 var shortTimes = []float64{0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5}
+
+// ratios fit the error of a forecast as a share of what the server counted.
+var ratios = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2}
 
 // New registers every collector with reg. It panics if they are registered
 // there already: one registry belongs to one proxy.
@@ -83,9 +94,15 @@ func New(reg prometheus.Registerer, version, commit string, labels Labels) *Metr
 		CompactedTokens: counter("compaction_tokens_total", "Prompt tokens before and after compactions, estimated at the server's own rate.", "side"),
 		OverflowRetries: counter("overflow_retries_total", "Requests that were refused as too long and sent again, by result.", "result"),
 		Violations:      counter("pairing_violations_total", "Breaches of tool pairing in clients' lists, by kind and what was done.", "kind", "action"),
+		PrefixExpected:  counter("prefix_expected_tokens_total", "Prompt tokens that should have come from the server's cache: those of a conversation's last prompt where the next one extends it.").WithLabelValues(),
+		PrefixReused:    counter("prefix_reused_tokens_total", "Of the expected tokens, those that did come from the cache.").WithLabelValues(),
+		CacheMisses:     counter("cache_misses_total", "Turns that paid again for more than 1,024 tokens and a quarter of the last prompt, by reason.", "reason"),
+		ForecastError:   histogram("forecast_error_ratio", "Difference between forecast and the prompt that the server counted, as a share of the latter.", ratios).WithLabelValues(),
+		Rereads:         counter("rereads_total", "Files that an agent read again after a compaction had removed what it read before.").WithLabelValues(),
 		ContextTokens:   gauge("upstream_context_tokens", "The server's window per slot in tokens; 0 while it is unknown."),
 		Conversations:   gauge("conversations", "Live conversations."),
-		StateBytes:      gauge("state_bytes", "Bytes of checkpoints that are kept."),
+		StateBytes:      gauge("state_bytes", "Bytes of the store on disk, or of what is kept in memory where there is none."),
+		StateDegraded:   gauge("state_degraded", "1 while the store does not take what it should and the proxy serves from memory."),
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "Always 1; the labels say what is running."}, []string{"version", "commit", "goversion"})
 	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -112,16 +129,21 @@ func (m *Metrics) prime(labels Labels) {
 		m.Requests.WithLabelValues(route, "200")
 		m.Duration.WithLabelValues(route)
 	}
-	for _, stage := range []string{StageRead, StagePlan, StageRecover} {
+	for _, stage := range []string{StageRead, StagePlan, StageCount, StageCompact, StageRecover, StageStore} {
 		m.Overhead.WithLabelValues(stage)
 	}
 	for _, source := range []string{"cache", "processed"} {
 		m.PromptTokens.WithLabelValues(source)
 	}
-	for _, kind := range []string{"passes", "clip"} {
-		for _, result := range []string{ResultInstalled, ResultRejected, ResultObserved} {
-			m.Compactions.WithLabelValues("recovery", kind, result)
+	for _, trigger := range []string{TriggerThreshold, TriggerRecovery} {
+		for _, kind := range labels.Kinds {
+			for _, result := range []string{ResultInstalled, ResultRejected, ResultObserved} {
+				m.Compactions.WithLabelValues(trigger, kind, result)
+			}
 		}
+	}
+	for _, reason := range labels.MissReasons {
+		m.CacheMisses.WithLabelValues(reason)
 	}
 	for _, pass := range labels.Passes {
 		m.PassRemoved.WithLabelValues(pass)
@@ -139,10 +161,19 @@ func (m *Metrics) prime(labels Labels) {
 	}
 }
 
+// What sets a compaction off.
+const (
+	TriggerThreshold = "threshold" // before the server refuses
+	TriggerRecovery  = "recovery"  // after it did
+)
+
 // Stages of the proxy's own work on a chat request.
 const (
 	StageRead    = "read"    // the body, until its last byte
-	StagePlan    = "plan"    // index, fingerprints, replay, pairing
+	StagePlan    = "plan"    // everything before the request leaves
+	StageCount   = "count"   // of which: the server counting tokens
+	StageCompact = "compact" // of which: making a list shorter
+	StageStore   = "store"   // of which: putting a checkpoint or pins on disk
 	StageRecover = "recover" // making a refused list fit
 )
 

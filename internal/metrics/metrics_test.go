@@ -12,7 +12,9 @@ import (
 // pass Prometheus's own lint.
 func TestNew(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	New(reg, "v1", "abc", Labels{Passes: []string{"thin"}, ViolationKinds: []string{"orphan_result"}})
+	New(reg, "v1", "abc", Labels{
+		Passes: []string{"thin"}, Kinds: []string{"passes"}, ViolationKinds: []string{"orphan_result"}, MissReasons: []string{"compaction"},
+	})
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +36,8 @@ func TestNew(t *testing.T) {
 		"requests_total", "request_duration_seconds", "time_to_first_byte_seconds", "overhead_seconds", "inflight_requests",
 		"prompt_tokens_total", "completion_tokens_total", "compactions_total", "pass_removed_bytes_total",
 		"compaction_tokens_total", "overflow_retries_total", "pairing_violations_total", "upstream_context_tokens",
-		"conversations", "state_bytes", "build_info",
+		"conversations", "state_bytes", "build_info", "prefix_expected_tokens_total", "prefix_reused_tokens_total",
+		"cache_misses_total", "forecast_error_ratio", "rereads_total", "state_degraded",
 	} {
 		if !found[name] {
 			t.Errorf("compactproxy_%s is missing", name)

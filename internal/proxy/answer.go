@@ -15,6 +15,11 @@ type answer struct {
 	Completion int
 	Finish     string
 
+	CacheKnown bool    // the server said how much came from cache
+	Processed  int     // tokens of the prompt that were processed
+	PrefillMS  float64 // and how long that took, 0 if the server does not say
+	DecodeMS   float64 // of the completion
+
 	id      string
 	model   string
 	created int64
@@ -39,9 +44,11 @@ type chunk struct {
 		} `json:"prompt_tokens_details"`
 	} `json:"usage"`
 	Timings *struct {
-		Cache     *int `json:"cache_n"`
-		Prompt    int  `json:"prompt_n"`
-		Predicted int  `json:"predicted_n"`
+		Cache       *int    `json:"cache_n"`
+		Prompt      int     `json:"prompt_n"`
+		Predicted   int     `json:"predicted_n"`
+		PromptMS    float64 `json:"prompt_ms"`
+		PredictedMS float64 `json:"predicted_ms"`
 	} `json:"timings"`
 	Error json.RawMessage `json:"error"`
 }
@@ -87,7 +94,7 @@ func (a *answer) read(payload []byte) (c chunk, ok bool) {
 	if u := c.Usage; u != nil && u.Prompt > 0 {
 		cached := 0
 		if u.Details != nil && u.Details.Cached != nil {
-			cached = *u.Details.Cached
+			cached, a.CacheKnown = *u.Details.Cached, true
 		}
 		prompt := u.Prompt
 		if cached > prompt { // a server that counts the cached ones apart
@@ -96,7 +103,9 @@ func (a *answer) read(payload []byte) (c chunk, ok bool) {
 		a.count(prompt, cached, u.Completion)
 	}
 	if t := c.Timings; t != nil && t.Cache != nil {
+		a.CacheKnown = true
 		a.count(*t.Cache+t.Prompt, *t.Cache, t.Predicted)
+		a.Processed, a.PrefillMS, a.DecodeMS = t.Prompt, t.PromptMS, t.PredictedMS
 	}
 	return c, true
 }

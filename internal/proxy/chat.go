@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/compactproxy/compactproxy/internal/agents"
 	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/conversation"
@@ -48,7 +50,7 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	if mode == config.ModeObserve {
 		ex.wire = raw
 	}
-	if err := ex.plan(r.Header, plain); err != nil {
+	if err := ex.plan(r.Context(), r.Header, plain); err != nil {
 		p.failed(w, r, err)
 		return
 	}
@@ -165,7 +167,7 @@ func isTimeout(err error) bool {
 // makes the list legal. A body that is no chat request goes out as it is. The
 // only error is the refusal of an illegal list where the configuration wants
 // one.
-func (ex *exchange) plan(h http.Header, plain []byte) error {
+func (ex *exchange) plan(ctx context.Context, h http.Header, plain []byte) error {
 	p, asItCame := ex.p, ex.wire
 	defer ex.contain("plan", func() { ex.body, ex.conv, ex.wire = nil, nil, asItCame })
 	body, err := p.memo.Parse(plain)
@@ -182,23 +184,41 @@ func (ex *exchange) plan(h http.Header, plain []byte) error {
 	tools := body.Tools()
 
 	ex.chain = transcript.Chain(credentials(h), ex.originals)
-	ex.conv, ex.checkpoint = p.index.Resolve(conversation.Request{
+	ex.side = isSide(body)
+	found := p.index.Resolve(conversation.Request{
 		Chain:  ex.chain,
+		Prints: transcript.Prints(ex.originals),
 		System: transcript.Chain(nil, system)[len(system)],
 		Tools:  hash(tools),
+		Side:   ex.side,
 	})
+	ex.conv, ex.checkpoint, ex.change = found.Conversation, found.Checkpoint, found.Change
 	ex.rec.conversation = ex.conv.ID
+	ex.last = ex.conv.Describe(body.Model, ex.rec.session)
+	ex.model = p.models.get(body.Model)
 	p.tracker.Touch()
 	ex.window = p.tracker.Window(body.Model).Tokens
+	ex.rec.window = ex.window
 
 	if err := ex.list(); err != nil {
 		return err
 	}
-	ex.forecast()
-	if full := ex.conv.TakeFull(); full > 0 {
-		ex.recoverFull(full)
-	}
+	ex.makeRoom(ctx, h)
+	ex.pin()
 	return nil
+}
+
+// isSide tells a request that an agent sends on its own account: a title, its own
+// summary.
+func isSide(body *transcript.Body) bool {
+	system, user := "", ""
+	if n := body.Leading(); n > 0 {
+		system = body.Messages[0].Text()
+	}
+	if n := len(body.Messages); n > 0 && body.Messages[n-1].Role == transcript.User {
+		user = body.Messages[n-1].Text()
+	}
+	return agents.SideRequest(system, user, body.HasTools) != agents.SideNone
 }
 
 // list makes the effective list: the checkpoint replayed, the new messages as
@@ -211,11 +231,12 @@ func (ex *exchange) list() error {
 			compaction.Entries(ex.originals[cp.N:], cp.N)...)
 		ex.did("replay")
 	}
+	pinned := ex.replayPins()
 	repaired, err := ex.pair()
 	if err != nil {
 		return err
 	}
-	if repaired || ex.checkpoint != nil {
+	if repaired || pinned || ex.checkpoint != nil {
 		ex.compose()
 	}
 	return nil

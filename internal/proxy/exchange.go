@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/conversation"
@@ -38,15 +36,24 @@ type exchange struct {
 	leading    int // system messages that open the list
 	originals  []transcript.Message
 	chain      []transcript.Hash
+	side       bool // an agent's own request: replayed, never compacted
 	conv       *conversation.Conversation
+	change     conversation.Change
+	last       int                      // tokens of the conversation's last prompt, 0 if unknown
 	checkpoint *conversation.Checkpoint // the one that is replayed, nil if none
 	entries    []compaction.Entry       // the effective list behind the system messages
 	replayed   int                      // entries that came from the checkpoint
 	open       int                      // entries before a batch that is still open
-	window     int                      // tokens, 0 if unknown
-	maxTokens  int                      // a lowered cap on the answer, 0 if untouched
+	pins       []conversation.Pin       // to be stored before the request leaves
+	model      *model
+	window     int // tokens, 0 if unknown
+	threshold  int // tokens, 0 for none
+	client     int // estimate of the client's own list in tokens
+	maxTokens  int // a lowered cap on the answer, 0 if untouched
 
 	// What happened.
+	compacted bool // this request made a checkpoint, or took one over
+	counted   bool // the forecast is the server's own count
 	pooled    bool // sent again as it was, after the shared pool was exhausted
 	capped    bool // sent again with a lower cap on the answer
 	recovered bool // sent again with a list made to fit
@@ -75,21 +82,6 @@ func (ex *exchange) compose() {
 	list = append(list, ex.body.Messages[:ex.leading]...)
 	list = append(list, compaction.Messages(ex.entries)...)
 	ex.wire = ex.body.RewriteCapped(list, ex.maxTokens)
-}
-
-// forecast estimates the prompt of the list as it stands.
-func (ex *exchange) forecast() {
-	tokens, _ := ex.conv.Anchor().Forecast(ex.sentBytes())
-	ex.rec.forecast, ex.rec.window = tokens, ex.window
-}
-
-// sentBytes is the text of the list as it stands, as the forecast counts it.
-func (ex *exchange) sentBytes() int {
-	n := len(ex.body.Tools()) + transcript.Sum(ex.body.Messages[:ex.leading])
-	for i := range ex.entries {
-		n += ex.entries[i].ContentBytes()
-	}
-	return n
 }
 
 // rewrite is the outgoing request's header; the body is set for each attempt.
@@ -258,7 +250,7 @@ func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
 		ex.did("max_tokens")
 		ex.compose()
 		return ex.mode == config.ModeOn
-	case ex.recovered:
+	case ex.recovered, ex.side: // the agent knows what to drop from a request of its own
 		return false
 	}
 	ex.recovered = ex.recover(refusal)
@@ -282,118 +274,6 @@ func (ex *exchange) lowerCap(refusal upstream.Refusal) bool {
 		return false
 	}
 	ex.maxTokens = room
-	return true
-}
-
-// recover makes the refused list fit.
-func (ex *exchange) recover(refusal upstream.Refusal) bool {
-	prompt := refusal.PromptTokens
-	if refusal.AtLeast || prompt <= 0 {
-		prompt, _ = ex.conv.Anchor().Forecast(ex.sentBytes())
-	}
-	return ex.compact(prompt, refusal.Window)
-}
-
-// recoverFull makes room before the request leaves: the last answer ended
-// because the window was full.
-func (ex *exchange) recoverFull(full int) {
-	ex.compact(max(full, ex.rec.forecast), ex.window)
-}
-
-// compact makes the list fit, one request of a conversation at a time: where
-// another one with the same beginning has just done it, its checkpoint serves
-// both.
-func (ex *exchange) compact(prompt, window int) (ok bool) {
-	start := time.Now()
-	defer func() { ex.p.metrics.Stage(metrics.StageRecover, start) }()
-	ex.conv.Compact(func() {
-		defer ex.contain("compact", func() { ok = false })
-		if cp := ex.p.index.Latest(ex.conv, ex.chain); cp != nil && cp != ex.checkpoint && ex.mode == config.ModeOn {
-			after := ex.adopt(cp, prompt)
-			if after > 0 && (window <= 0 || after < window-window/8) { // the count is an estimate
-				ok = true
-				return
-			}
-			prompt = max(after, 1)
-		}
-		ok = ex.compactAnew(prompt, window)
-	})
-	return ok
-}
-
-// adopt takes over a checkpoint that another request of the conversation has
-// just filed, and returns the size of the prompt with it in tokens, at the rate
-// that was measured on the list before. 0 means that it cannot be told.
-func (ex *exchange) adopt(cp *conversation.Checkpoint, prompt int) int {
-	weight := func() int {
-		return len(ex.body.Tools()) + compaction.Weight(ex.body.Messages[:ex.leading]) + compaction.Weight(compaction.Messages(ex.entries))
-	}
-	before := weight()
-	ex.checkpoint = cp
-	if ex.list() != nil || before == 0 {
-		return 0
-	}
-	ex.rec.forecast = prompt * weight() / before
-	ex.did("recovery")
-	return ex.rec.forecast
-}
-
-// contain keeps a fault of our own from costing more than its own work: it is
-// logged, and what went out last goes out again. It must be deferred.
-func (ex *exchange) contain(work string, undo func()) {
-	if fault := recover(); fault != nil {
-		undo()
-		ex.warning = "a fault in the proxy's own " + work
-		ex.p.log.Error("BUG: please report this", zap.String("work", work), zap.String("fault", fmt.Sprintf("%T", fault)), zap.Stack("stack"))
-	}
-}
-
-// compactAnew files what it makes as a checkpoint before it is sent.
-func (ex *exchange) compactAnew(prompt, window int) bool {
-	p := ex.p
-	out, err := p.settings.Recover(compaction.Request{
-		Entries:   ex.entries,
-		Originals: ex.originals,
-		Replayed:  ex.replayed,
-		Open:      ex.open,
-		Scale: compaction.Scale{
-			Prompt:   prompt,
-			Window:   window,
-			Overhead: compaction.Weight(ex.body.Messages[:ex.leading]) + len(ex.body.Tools()),
-			List:     compaction.Weight(compaction.Messages(ex.entries)),
-		},
-	})
-	if err != nil {
-		p.metrics.Compactions.WithLabelValues("recovery", string(compaction.KindClip), metrics.ResultRejected).Inc()
-		ex.warning = err.Error()
-		p.log.Warn("the request does not fit and cannot be made to", zap.String("conversation", ex.conv.ID),
-			zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("window_tokens", window))
-		return false
-	}
-	ex.did("recovery")
-	if ex.mode == config.ModeObserve {
-		p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultObserved).Inc()
-		p.log.Info("would have compacted", zap.String("conversation", ex.conv.ID), zap.String("kind", string(out.Kind)),
-			zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("window_tokens", window))
-		return true
-	}
-	p.metrics.Compactions.WithLabelValues("recovery", string(out.Kind), metrics.ResultInstalled).Inc()
-	for pass, removed := range out.Removed {
-		p.metrics.PassRemoved.WithLabelValues(string(pass)).Add(float64(max(removed, 0)))
-	}
-	p.metrics.CompactedTokens.WithLabelValues("before").Add(float64(out.Before))
-	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
-	ex.entries, ex.replayed, ex.open = out.Entries, out.Covered, out.Open
-	if out.N > 0 {
-		ex.checkpoint = conversation.NewCheckpoint(out.N, ex.chain[out.N], out.Entries[:out.Covered])
-		p.index.File(ex.conv, ex.checkpoint)
-	}
-	ex.conv.Retire()
-	ex.rec.forecast = out.After
-	ex.compose()
-	p.log.Info("compacted", zap.String("conversation", ex.conv.ID), zap.String("trigger", "recovery"), zap.String("kind", string(out.Kind)),
-		zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("window_tokens", window),
-		zap.Int("messages_covered", out.N))
 	return true
 }
 
@@ -440,51 +320,4 @@ func (t *tappedBody) Read(b []byte) (int, error) {
 		t.done = nil
 	}
 	return n, err
-}
-
-// finish takes in what the server reported and ends what the exchange holds.
-func (ex *exchange) finish() {
-	defer ex.contain("account", func() {})
-	p := ex.p
-	p.pool.leave(ex)
-	if ex.release != nil {
-		ex.release()
-	}
-	if ex.conv != nil {
-		stats := p.index.Stats()
-		p.metrics.Conversations.Set(float64(stats.Conversations))
-		p.metrics.StateBytes.Set(float64(stats.Bytes))
-	}
-	ex.rec.answer = ex.answer
-	a := ex.answer
-	if ex.conv != nil && ex.mode == config.ModeOn && upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
-		ex.conv.MarkFull(max(a.Prompt+a.Completion, ex.rec.forecast, 1))
-	}
-	if ex.mode == config.ModeOn && (ex.recovered || ex.capped || ex.pooled) {
-		result := metrics.RetryAnswered
-		switch {
-		case ex.refused:
-			result = metrics.RetryRefused
-		case ex.failed || !a.events:
-			result = metrics.RetryFailed
-		}
-		p.metrics.OverflowRetries.WithLabelValues(result).Inc()
-	}
-	if !a.Known {
-		return
-	}
-	p.metrics.PromptTokens.WithLabelValues("cache").Add(float64(a.Cached))
-	p.metrics.PromptTokens.WithLabelValues("processed").Add(float64(a.Prompt - a.Cached))
-	p.metrics.Completion.Add(float64(a.Completion))
-	if ex.conv == nil || ex.mode == config.ModeObserve {
-		return
-	}
-	ex.conv.Observe(compaction.Report{Tokens: a.Prompt, Bytes: ex.sentBytes()})
-	if p.answersChanged(ex.body.Model, a.model) {
-		p.tracker.Invalidate("an answer named another model")
-	}
-	total := a.Prompt + a.Completion
-	if ex.window > 0 && total >= ex.window && a.Finish == "length" {
-		ex.conv.MarkFull(total)
-	}
 }

@@ -65,6 +65,16 @@ func withConfig(change func(*config.Config)) rigOption {
 	return func(o *Options) { change(&o.Config) }
 }
 
+// counting lets the proxy ask the server how many tokens a request has.
+func counting(o *Options) {
+	o.Counter = &upstream.Counter{Client: &http.Client{Transport: o.Transport}, BaseURL: o.Upstream.String()}
+}
+
+// withWindow lets the proxy know the window before the first refusal.
+func withWindow(tokens int) rigOption {
+	return func(o *Options) { o.Tracker = &fixedWindow{tokens: tokens} }
+}
+
 func start(t testing.TB, upstream http.Handler, options ...rigOption) *rig {
 	t.Helper()
 	server := httptest.NewServer(upstream)
@@ -88,8 +98,8 @@ func startBefore(t testing.TB, address string, options ...rigOption) *rig {
 		Upstream:  root,
 		Transport: transport,
 		Tracker:   &fixedWindow{},
-		Tools:     compaction.DefaultSettings(),
-		Index:     conversation.NewIndex(1000, 64<<20),
+		Settings:  compaction.DefaultSettings(),
+		Index:     newIndex(t, conversation.Options{Conversations: 1000, Bytes: 64 << 20}),
 		Metrics:   metrics.New(r.Registry, "test", "none", MetricLabels()),
 		Log:       zap.New(core),
 	}
@@ -106,6 +116,15 @@ func startBefore(t testing.TB, address string, options ...rigOption) *rig {
 	})
 	r.URL = front.URL
 	return r
+}
+
+func newIndex(t testing.TB, o conversation.Options) *conversation.Index {
+	t.Helper()
+	x, err := conversation.NewIndex(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
 }
 
 // asServed gives a test's server the settings that the program's has.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"github.com/compactproxy/compactproxy/internal/cachelens"
 	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/metrics"
 	"github.com/compactproxy/compactproxy/internal/pairing"
@@ -11,6 +12,12 @@ func MetricLabels() metrics.Labels {
 	var l metrics.Labels
 	for _, pass := range compaction.Passes {
 		l.Passes = append(l.Passes, string(pass))
+	}
+	for _, kind := range compaction.Kinds {
+		l.Kinds = append(l.Kinds, string(kind))
+	}
+	for _, reason := range cachelens.Reasons {
+		l.MissReasons = append(l.MissReasons, string(reason))
 	}
 	for _, kind := range pairing.Kinds {
 		l.ViolationKinds = append(l.ViolationKinds, string(kind))

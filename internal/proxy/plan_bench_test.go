@@ -18,7 +18,7 @@ func BenchmarkPlan(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				ex := &exchange{p: r.Proxy, rec: &record{}, mode: config.ModeOn, wire: body}
-				if err := ex.plan(http.Header{}, body); err != nil {
+				if err := ex.plan(b.Context(), http.Header{}, body); err != nil {
 					b.Fatal(err)
 				}
 			}

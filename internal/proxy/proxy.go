@@ -8,7 +8,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -41,7 +40,8 @@ type Options struct {
 	Upstream  *url.URL // the server's root, without /v1
 	Transport http.RoundTripper
 	Tracker   Tracker
-	Tools     compaction.Settings
+	Counter   Counter // nil where the server is not to be asked
+	Settings  compaction.Settings
 	Index     *conversation.Index
 	Metrics   *metrics.Metrics
 	Log       *zap.Logger
@@ -62,9 +62,16 @@ type Proxy struct {
 	keepalive   time.Duration
 	maxBody     int64
 	bodyIdle    time.Duration
+	pin         bool
+	predictive  bool
+	fraction    float64 // of the window at which compaction fires, 0 for auto
+	imageTokens int
+	perModel    []config.Model
+	tokens      int // at which compaction fires, 0 for the fraction
 
 	transport http.RoundTripper
 	tracker   Tracker
+	counter   Counter
 	settings  compaction.Settings
 	index     *conversation.Index
 	memo      *transcript.Memo
@@ -72,7 +79,7 @@ type Proxy struct {
 	log       *zap.Logger
 	stdlog    *log.Logger
 	pool      *pool
-	answered  answeredModels
+	models    models
 	pass      *httputil.ReverseProxy
 	handler   http.Handler
 }
@@ -95,7 +102,14 @@ func New(o Options) *Proxy {
 		bodyIdle:    o.BodyIdle,
 		transport:   o.Transport,
 		tracker:     o.Tracker,
-		settings:    o.Tools,
+		counter:     o.Counter,
+		pin:         o.Config.Pin,
+		predictive:  o.Config.Compaction.Predictive,
+		fraction:    o.Config.Compaction.Threshold.Value,
+		imageTokens: o.Config.ImageTokens,
+		perModel:    o.Config.Models,
+		tokens:      o.Config.Compaction.AtTokens,
+		settings:    o.Settings,
 		index:       o.Index,
 		memo:        transcript.NewMemo(memoBytes),
 		metrics:     o.Metrics,
@@ -200,29 +214,12 @@ func (p *Proxy) modeOf(h http.Header) config.Mode {
 	return p.mode
 }
 
-// answeredModels remembers which model answered for a requested name: another
-// one may have another window.
-type answeredModels struct {
-	mu     sync.Mutex
-	byName map[string]string
-}
-
-// answersChanged notes who answered and reports whether it was another model
-// the last time.
-func (p *Proxy) answersChanged(requested, answered string) bool {
-	if answered == "" {
-		return false
+// atTokens is the threshold in tokens that the user set for a model, 0 for none.
+func (p *Proxy) atTokens(model string) int {
+	for _, m := range p.perModel {
+		if m.Name == model && m.AtTokens > 0 {
+			return m.AtTokens
+		}
 	}
-	m := &p.answered
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	last, known := m.byName[requested]
-	if len(requested) > 256 {
-		return false
-	}
-	if len(m.byName) >= 1000 || m.byName == nil { // names are a client's to choose
-		m.byName = map[string]string{}
-	}
-	m.byName[requested] = answered
-	return known && last != answered
+	return p.tokens
 }

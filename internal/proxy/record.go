@@ -28,6 +28,7 @@ type record struct {
 	forecast     int // tokens
 	window       int // tokens
 	answer       answer
+	miss         string // why the server's cache did not pay, "" if it did
 	refusal      string // kind of a refusal as too long
 	reason       string // of a failure, from a closed set
 }
@@ -132,7 +133,7 @@ func (rec *record) fields(r *http.Request, status, written int, took time.Durati
 	if rec.answer.Known {
 		f = append(f, zap.Int("prompt_tokens", rec.answer.Prompt), zap.Int("cached_tokens", rec.answer.Cached), zap.Int("completion_tokens", rec.answer.Completion))
 	}
-	for _, s := range []struct{ key, value string }{{"session", rec.session}, {"refusal", rec.refusal}} {
+	for _, s := range []struct{ key, value string }{{"session", rec.session}, {"refusal", rec.refusal}, {"cache_miss", rec.miss}} {
 		if s.value != "" {
 			f = append(f, zap.String(s.key, s.value))
 		}

@@ -76,10 +76,14 @@ type settled struct {
 	done chan struct{}
 }
 
+// settling starts a proxy that compacts only when the server refuses.
 func settling(t testing.TB, upstream http.Handler, options ...rigOption) *settled {
 	t.Helper()
 	s := &settled{done: make(chan struct{}, 1000)}
-	s.rig = start(t, upstream, append(options, func(o *Options) {
+	onlyWhenRefused := withConfig(func(c *config.Config) {
+		c.Compaction.Threshold, c.Compaction.Predictive = config.Exactly(1), false
+	})
+	s.rig = start(t, upstream, append(append([]rigOption{onlyWhenRefused}, options...), func(o *Options) {
 		o.Log = o.Log.WithOptions(zap.Hooks(func(e zapcore.Entry) error {
 			if e.Message == "request" {
 				s.done <- struct{}{}
@@ -1148,6 +1152,8 @@ func TestMetrics(t *testing.T) {
 		"compactproxy_inflight_requests", "compactproxy_prompt_tokens_total", "compactproxy_completion_tokens_total", "compactproxy_compactions_total",
 		"compactproxy_pass_removed_bytes_total", "compactproxy_compaction_tokens_total", "compactproxy_overflow_retries_total", "compactproxy_pairing_violations_total",
 		"compactproxy_upstream_context_tokens", "compactproxy_conversations", "compactproxy_state_bytes", "compactproxy_build_info",
+		"compactproxy_prefix_expected_tokens_total", "compactproxy_prefix_reused_tokens_total", "compactproxy_cache_misses_total", "compactproxy_forecast_error_ratio",
+		"compactproxy_rereads_total", "compactproxy_state_degraded",
 	}
 	// Every known child exists at 0 before the first request.
 	before, err := testutil.GatherAndCount(r.Registry, ours...)

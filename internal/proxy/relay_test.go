@@ -96,8 +96,8 @@ func newBubble(t *testing.T, upstream http.Handler, options ...rigOption) *bubbl
 		Upstream:  &url.URL{Scheme: "http", Host: "upstream"},
 		Transport: transport,
 		Tracker:   &fixedWindow{},
-		Tools:     compaction.DefaultSettings(),
-		Index:     conversation.NewIndex(1000, 64<<20),
+		Settings:  compaction.DefaultSettings(),
+		Index:     newIndex(t, conversation.Options{Conversations: 1000, Bytes: 64 << 20}),
 		Metrics:   metrics.New(b.registry, "test", "none", MetricLabels()),
 		Log:       zap.New(core),
 	}
@@ -861,6 +861,10 @@ func (p *inPieces) Read(b []byte) (int, error) {
 func newTap() func(t testing.TB, stream []byte, mode string, cuts ...int) (string, counts) {
 	core, logs := observer.New(zap.InfoLevel)
 	var body io.Reader
+	index, err := conversation.NewIndex(conversation.Options{Conversations: 10, Bytes: 1 << 20})
+	if err != nil {
+		panic(err)
+	}
 	p := New(Options{
 		Config:   config.Default(),
 		Upstream: &url.URL{Scheme: "http", Host: "upstream"},
@@ -871,7 +875,7 @@ func newTap() func(t testing.TB, stream []byte, mode string, cuts ...int) (strin
 				Body:   io.NopCloser(body),
 			}, nil
 		}),
-		Tracker: &fixedWindow{}, Tools: compaction.DefaultSettings(), Index: conversation.NewIndex(10, 1<<20),
+		Tracker: &fixedWindow{}, Settings: compaction.DefaultSettings(), Index: index,
 		Metrics: metrics.New(prometheus.NewRegistry(), "test", "none", MetricLabels()), Log: zap.New(core),
 	})
 	return func(t testing.TB, stream []byte, mode string, cuts ...int) (string, counts) {

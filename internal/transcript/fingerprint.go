@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"hash"
 	"regexp"
+	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -81,6 +82,56 @@ var clocks = []*regexp.Regexp{
 	regexp.MustCompile(`<system-reminder>\nThe current date is: [A-Z][a-z]+, [A-Z][a-z]+ [0-9]{1,2}, [0-9]{4}\.(?: Note: This is the authoritative current date \x{2014} it may differ from the "Today's date" mentioned earlier in the conversation startup context\.)?\n</system-reminder>`),
 	regexp.MustCompile(`<current-time>[0-9][0-9 :+-]{5,40}</current-time>`),
 	regexp.MustCompile(`(?m)^It is currently [0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}$`),
+}
+
+// Volatile tells whether the message holds something that clients take away or
+// change when they send it again, that a model reads all the same, and that the
+// fingerprint leaves out: reasoning, or a clock in a user message.
+func (m *Message) Volatile() bool {
+	if m.known != nil {
+		return m.known.volatile
+	}
+	return m.isVolatile()
+}
+
+func (m *Message) isVolatile() bool {
+	for _, s := range m.reasoning {
+		if s.end-s.start > len(`""`) {
+			return true
+		}
+	}
+	if m.Role != User {
+		return false
+	}
+	for _, p := range m.Parts {
+		if p.Kind != TextPart {
+			continue
+		}
+		text := m.unquote(p.text)
+		for _, re := range clocks {
+			if re.Match(text) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// SameIDs tells whether two messages with one fingerprint also name the same
+// calls.
+func SameIDs(a, b *Message) bool {
+	return a.Answers == b.Answers && slices.EqualFunc(a.Calls, b.Calls, func(x, y Call) bool { return x.ID == y.ID })
+}
+
+// Prints are short fingerprints of messages, to compare two lists message by
+// message; equal chain values are the proof of equality.
+func Prints(list []Message) []uint64 {
+	out := make([]uint64, len(list))
+	for i := range list {
+		fp := list[i].fingerprint()
+		out[i] = binary.LittleEndian.Uint64(fp[:])
+	}
+	return out
 }
 
 func withoutClocks(text []byte) []byte {

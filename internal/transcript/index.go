@@ -132,6 +132,9 @@ func readMessage(w *walker) (Message, error) {
 	end := int(w.d.InputOffset())
 	m.raw = w.raw[:end:end]
 	m.close = end - 1
+	for literal := range m.Literals {
+		m.dense += denseBytes(literal)
+	}
 	return m, nil
 }
 

@@ -29,6 +29,7 @@ type memoKey struct {
 type known struct {
 	shape       Message // without its bytes
 	fingerprint Hash
+	volatile    bool
 }
 
 // NewMemo remembers at least limit and at most twice as many bytes of its own.
@@ -56,7 +57,7 @@ func (f *Memo) message(raw []byte) (Message, error) {
 		if err != nil {
 			return Message{}, err
 		}
-		k = &known{shape: m, fingerprint: Fingerprint(&m)}
+		k = &known{shape: m, fingerprint: Fingerprint(&m), volatile: m.isVolatile()}
 		k.shape.raw = nil
 		if k.shape.Footprint() > f.limit/64 {
 			return m, nil // one giant would push out everything else

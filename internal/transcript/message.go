@@ -3,6 +3,7 @@ package transcript
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -89,6 +90,7 @@ type Message struct {
 	other     []span // what else a model may read: function_call, a role that is not known
 	reasoning []span // string literals of reasoning_content and reasoning
 	close     int    // offset of the closing brace
+	dense     int    // see DenseBytes
 	known     *known // what a Memo remembers of these bytes, nil if it was not asked
 	empty     bool   // the object has no member
 }
@@ -158,6 +160,31 @@ func (m *Message) ContentBytes() int {
 	return n
 }
 
+// DenseBytes counts the bytes of long runs without any space or punctuation,
+// such as base64 inside a text: a tokenizer finds nothing to merge there, and
+// they cost near one token a byte where text costs a third (a reported
+// session: 319,000 estimated, 1,029,893 real).
+func (m *Message) DenseBytes() int { return m.dense }
+
+func denseBytes(b []byte) int {
+	const long = 256 // no word, path or hash is longer
+	total, run := 0, 0
+	for _, c := range b {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '=' {
+			run++
+			continue
+		}
+		if run >= long {
+			total += run
+		}
+		run = 0
+	}
+	if run >= long {
+		total += run
+	}
+	return total
+}
+
 // function tells an ordinary call from one of another type, of which only the
 // bytes are known.
 func (c Call) function() bool { return c.Name != "" || c.arguments.exists() }
@@ -177,6 +204,29 @@ func (m *Message) Literals(yield func([]byte) bool) {
 	}
 	for _, c := range m.Calls {
 		if c.arguments.exists() && !yield(m.raw[c.arguments.start:c.arguments.end]) {
+			return
+		}
+	}
+}
+
+// LiteralSpans yields where in [Message.Raw] the literals of [Message.Literals]
+// stand, quotes included, in ascending order.
+func (m *Message) LiteralSpans(yield func(start, end int) bool) {
+	var spans []span
+	for _, p := range m.Parts {
+		if p.Kind == TextPart {
+			spans = append(spans, p.text)
+		}
+	}
+	spans = append(spans, m.reasoning...)
+	for _, c := range m.Calls {
+		if c.arguments.exists() {
+			spans = append(spans, c.arguments)
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.start - b.start })
+	for _, s := range spans {
+		if !yield(s.start, s.end) {
 			return
 		}
 	}
