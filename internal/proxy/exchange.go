@@ -75,13 +75,17 @@ func (ex *exchange) did(action string) {
 // compose writes the effective list into the body. In mode observe the body
 // stays the client's.
 func (ex *exchange) compose() {
-	if ex.body == nil || ex.mode == config.ModeObserve {
-		return
+	if ex.body != nil && ex.mode == config.ModeOn {
+		ex.wire = ex.effective()
 	}
+}
+
+// effective is the body with the list as it stands.
+func (ex *exchange) effective() []byte {
 	list := make([]transcript.Message, 0, ex.leading+len(ex.entries))
 	list = append(list, ex.body.Messages[:ex.leading]...)
 	list = append(list, compaction.Messages(ex.entries)...)
-	ex.wire = ex.body.RewriteCapped(list, ex.maxTokens)
+	return ex.body.RewriteCapped(list, ex.maxTokens)
 }
 
 // rewrite is the outgoing request's header; the body is set for each attempt.

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/compactproxy/compactproxy/internal/compaction"
+	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/conversation"
 	"github.com/compactproxy/compactproxy/internal/metrics"
 	"github.com/compactproxy/compactproxy/internal/transcript"
@@ -128,7 +129,11 @@ func (ex *exchange) count(ctx context.Context, h http.Header) (ok bool) {
 		}
 	}
 	p.credentials(credentials)
-	n, err := p.counter.Count(ctx, ex.wire, credentials)
+	body := ex.wire
+	if ex.mode == config.ModeObserve {
+		body = ex.effective()
+	}
+	n, err := p.counter.Count(ctx, body, credentials)
 	if err != nil {
 		p.log.Debug("the server did not count the tokens of a request", zap.String("conversation", ex.conv.ID), zap.Error(err))
 		return false
