@@ -53,6 +53,14 @@ bench: ## index, hash, edit, and the whole proxy against a bare reverse proxy, a
 	go test -run '^$$' -bench . -benchmem ./internal/transcript
 	go test -run '^TestBenchRatios$$' -count=1 -v ./internal/proxy -bench-ratios
 
+.PHONY: prefill
+prefill: ## tokens prefilled over whole sessions against the floor, as a table (some minutes)
+	go test -run '^TestPrefill$$' -count=1 ./internal/proxy -prefill -v
+
+.PHONY: crash
+crash: ## kill -9 a real proxy 200 times in the middle of sessions (some minutes)
+	go test -run '^TestCrash$$' -count=1 -timeout 60m ./cmd/compactproxy -crashes 200 -v
+
 .PHONY: recordings
 recordings: ## make the recorded sessions anew by really running their tools
 	go run ./internal/recording/record

@@ -147,6 +147,7 @@ func run1(t *testing.T, a arm, s script, window int) spent {
 		}
 		if res.StatusCode != http.StatusOK {
 			if a.rewrite != nil {
+				sum.turns += s.turns - turn - 1
 				break // the session is over
 			}
 			continue

@@ -105,7 +105,7 @@ func TestSessions_RealServer(t *testing.T) {
 
 func report(t *testing.T, s script, p played) {
 	t.Helper()
-	t.Logf("%s: %d turns, %d compactions", s.name, p.turns, p.compactions)
+	t.Logf("%s: %d turns, %d compactions, %d prompt tokens processed, %.2f of the floor", s.name, p.turns, p.compactions, p.processed, float64(p.processed)/float64(max(p.floor, 1)))
 	if p.compactions*4 > p.turns && p.compactions > p.large+1 {
 		t.Errorf("%s: %d compactions in %d turns, %d of which brought a quarter of the window and more", s.name, p.compactions, p.turns, p.large)
 	}
@@ -210,6 +210,8 @@ type played struct {
 	turns, compactions int
 	hopeless           int // refused because the overhead alone fills the window
 	large              int // turns that added a quarter of the window and more
+	processed          int // prompt tokens that did not come from the server's cache
+	floor              int // tokens of the agent's whole history
 }
 
 // play sends the session's requests in order.
@@ -227,7 +229,7 @@ func play(t *testing.T, s script, window int, server backend) played {
 		}
 		size = len(body)
 		server.taken()
-		res, answer := r.post(t, body)
+		res, answer1 := r.post(t, body)
 		sent := server.taken()
 		final := sent[len(sent)-1]
 		if res.StatusCode != http.StatusOK {
@@ -239,7 +241,7 @@ func play(t *testing.T, s script, window int, server backend) played {
 				p.hopeless++
 				continue
 			}
-			t.Errorf("%s at %d: turn %d: status %d: %.300s", s.name, window, turn, res.StatusCode, answer)
+			t.Errorf("%s at %d: turn %d: status %d: %.300s", s.name, window, turn, res.StatusCode, answer1)
 			continue
 		}
 		compacted := hasAction(res, "recovery") || hasAction(res, "passes")
@@ -255,6 +257,13 @@ func play(t *testing.T, s script, window int, server backend) played {
 				t.Errorf("%s: turn %d: the rewrite is not smaller: %d tokens after %d (%v)", s.name, turn, after, before, err)
 			}
 		}
+		var a answer
+		for line := range bytes.Lines(answer1) {
+			if payload, ok := dataPayload(line); ok && matters(payload) {
+				a.read(payload)
+			}
+		}
+		p.processed += a.Prompt - a.Cached
 		list := forwarded(t, final)
 		if v := pairing.Check(list); v != nil {
 			t.Errorf("%s: turn %d: sent an illegal list: %v", s.name, turn, v)
@@ -264,6 +273,9 @@ func play(t *testing.T, s script, window int, server backend) played {
 			t.Errorf("%s at %d: turn %d: the forwarded list does not extend the last one (%s)", s.name, window, turn, res.Header.Get(headerAction))
 		}
 		last = raws
+	}
+	if n, err := server.count(t, s.body(s.turns-1)); err == nil {
+		p.floor = n
 	}
 	return p
 }
