@@ -30,17 +30,20 @@ func (s Settings) drop(entries []Entry, originals []transcript.Message, sc Scale
 	}
 	// The weight falls from cut to cut, but for facts, which are bounded.
 	first := sort.Search(len(cuts), func(i int) bool {
-		return weightOf(s.dropBefore(entries, cuts[i], originals, sc)) <= target
+		return weightOf(s.rebuild(entries, cuts[i], originals, sc, "")) <= target
 	})
-	out := s.dropBefore(entries, cuts[min(first, len(cuts)-1)], originals, sc)
+	out := s.rebuild(entries, cuts[min(first, len(cuts)-1)], originals, sc, "")
 	if weightOf(out) >= weightOf(entries) {
 		return entries
 	}
 	return out
 }
 
-// dropBefore keeps the task, with facts behind it, and the entries from at on.
-func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Message, sc Scale) []Entry {
+// rebuild keeps the entries from at on, and before them the task with what is
+// known of the rest behind it: the summary, the facts that code can state, the
+// newest instruction where it is not among the kept ones, and the agent's plan,
+// last. Without a new summary an earlier one stays.
+func (s Settings) rebuild(entries []Entry, at int, originals []transcript.Message, sc Scale, summary string) []Entry {
 	end := entries[at-1].End
 	dropped := originals[:end]
 
@@ -66,6 +69,12 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 
 	limit := int(float64(sc.windowOrPrompt()) / 16 / sc.Rate())
 	var blocks []string
+	if summary == "" {
+		summary = head.Summary
+	}
+	if summary != "" {
+		blocks = append(blocks, summaryHeader+"\n"+summary)
+	}
 	kept := newestInstruction(entries)
 	pinned := ""
 	if kept < at { // the newest instruction goes: say it once, verbatim
@@ -87,7 +96,7 @@ func (s Settings) dropBefore(entries []Entry, at int, originals []transcript.Mes
 	}
 	message := task.WithAppended(strings.Join(blocks, "\n\n"))
 	out := make([]Entry, 0, len(entries)-at+1)
-	out = append(out, Entry{Message: message, End: end, Edit: Rebuilt, Task: &task})
+	out = append(out, Entry{Message: message, End: end, Edit: Rebuilt, Task: &task, Summary: summary})
 	return append(out, entries[at:]...)
 }
 

@@ -19,7 +19,7 @@ const (
 	Thinned        // an old result, cut to its beginning and last line
 	Capped         // a protected result, cut to a cap
 	Clipped        // a text or arguments, cut by the last resort
-	Rebuilt        // the task, with facts about what was dropped behind it
+	Rebuilt        // the task, with what is known of the turns that went behind it
 )
 
 var editNames = [...]string{"", "evicted", "collapsed", "thinned", "capped", "clipped", "rebuilt"}
@@ -41,6 +41,9 @@ type Entry struct {
 	// Task is the message before facts were appended to it; only on a Rebuilt
 	// entry.
 	Task *transcript.Message
+	// Summary is what a model wrote of the turns that a Rebuilt entry stands for, ""
+	// for none. The next summary folds it in.
+	Summary string
 }
 
 // Entries wraps original messages that nothing was done to; first is the
@@ -75,7 +78,8 @@ func Repair(entries []Entry) (legal []Entry, open int, violations []pairing.Viol
 	for i, m := range r.Messages {
 		legal[i].Message, legal[i].End = m, -1
 		if from := r.From[i]; from >= 0 {
-			legal[i].Edit, legal[i].Outcome, legal[i].Task = entries[from].Edit, entries[from].Outcome, entries[from].Task
+			legal[i].Edit, legal[i].Outcome = entries[from].Edit, entries[from].Outcome
+			legal[i].Task, legal[i].Summary = entries[from].Task, entries[from].Summary
 		}
 		if end := r.End[i]; end > 0 {
 			legal[i].End = entries[end-1].End

@@ -13,12 +13,13 @@ type Kind string
 
 // The kinds, as the metric compactions_total has them.
 const (
-	KindPasses Kind = "passes" // the cheap passes sufficed
-	KindClip   Kind = "clip"   // texts were clipped or turns dropped
+	KindPasses  Kind = "passes"  // the cheap passes sufficed
+	KindClip    Kind = "clip"    // texts were clipped or turns dropped
+	KindSummary Kind = "summary" // a model summarised what went
 )
 
 // Kinds lists them, for counters that exist from the start.
-var Kinds = []Kind{KindPasses, KindClip}
+var Kinds = []Kind{KindPasses, KindClip, KindSummary}
 
 // Pass names a step for its counter.
 type Pass string
@@ -32,10 +33,11 @@ const (
 	PassCalls    Pass = "calls"
 	PassClip     Pass = "clip"
 	PassDrop     Pass = "drop"
+	PassSummary  Pass = "summary"
 )
 
 // Passes lists every step, for counters that exist from the start.
-var Passes = []Pass{PassEvict, PassCollapse, PassThin, PassCap, PassCalls, PassClip, PassDrop}
+var Passes = []Pass{PassEvict, PassCollapse, PassThin, PassCap, PassCalls, PassClip, PassDrop, PassSummary}
 
 // Outcome is a shorter list, and the checkpoint that gives the same list again
 // on the client's next request.
@@ -129,9 +131,14 @@ func (w *reduction) releaseOpen() bool {
 // drop removes the oldest turns until the list weighs no more than target, and
 // nothing from entry tail on.
 func (w *reduction) drop(target, tail int) {
+	w.remove(PassDrop, func() []Entry { return w.s.drop(w.entries, w.req.Originals, w.req.Scale, target, tail) })
+}
+
+// remove does a step that leaves fewer entries, the kept ones at the end.
+func (w *reduction) remove(pass Pass, do func() []Entry) {
 	w.hold = math.MaxInt // from here on entries are no longer those of the request
 	gone := len(w.entries)
-	w.step(PassDrop, func() { w.entries = w.s.drop(w.entries, w.req.Originals, w.req.Scale, target, tail) })
+	w.step(pass, func() { w.entries = do() })
 	if gone -= len(w.entries); gone > 0 {
 		w.covered = max(w.covered-gone, 1)
 		w.open = max(w.open-gone, 0)

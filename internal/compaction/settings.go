@@ -14,10 +14,14 @@ type Settings struct {
 	// enough; negative chooses by price against a summary.
 	Settle float64
 
+	Summary SummarySettings
+
 	CarriedState bool // the agent's plan survives when its newest call is dropped
 }
 
 // DefaultSettings are the configuration's defaults with the built-in tools.
 func DefaultSettings() Settings {
-	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240, Settle: 0.8, CarriedState: true}
+	return Settings{Tools: agents.Builtin(), KeepRecent: 3, TailMin: 0.10, TailMax: 0.15, ThinChars: 240, Settle: 0.8, CarriedState: true,
+		Summary: SummarySettings{Style: StyleAuto, Validate: true, Max: 8192},
+	}
 }

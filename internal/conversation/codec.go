@@ -11,20 +11,21 @@ import (
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
-// codecVersion begins every encoded list of entries.
-const codecVersion = 1
+// codecVersion begins every encoded list of entries. Version 1 had no summary.
+const codecVersion = 2
 
 var errCodec = errors.New("decode checkpoint: not a list of entries")
 
 // encodeEntries writes entries for the store: a version, their number, and for
-// each its end, edit, outcome, raw message and, on a rebuilt one, the raw task.
+// each its end, edit, outcome, raw message and, on a rebuilt one, the raw task and the
+// summary.
 // Raw bytes are not always UTF-8, so this is no JSON.
 func encodeEntries(entries []compaction.Entry) []byte {
 	size := 16
 	for i := range entries {
 		size += 32 + len(entries[i].Raw())
 		if t := entries[i].Task; t != nil {
-			size += len(t.Raw())
+			size += len(t.Raw()) + len(entries[i].Summary)
 		}
 	}
 	out := append(make([]byte, 0, size), codecVersion)
@@ -39,6 +40,7 @@ func encodeEntries(entries []compaction.Entry) []byte {
 			continue
 		}
 		out = appendBytes(append(out, 1), e.Task.Raw())
+		out = appendBytes(out, []byte(e.Summary))
 	}
 	return out
 }
@@ -51,7 +53,8 @@ func appendBytes(out, b []byte) []byte {
 // no memory with b.
 func DecodeEntries(b []byte) ([]compaction.Entry, error) {
 	r := reader{b: b}
-	if r.byte() != codecVersion {
+	version := r.byte()
+	if version < 1 || version > codecVersion {
 		return nil, errCodec
 	}
 	n := r.uvarint()
@@ -71,6 +74,9 @@ func DecodeEntries(b []byte) ([]compaction.Entry, error) {
 				return nil, fmt.Errorf("%w: task: %w", errCodec, err)
 			}
 			e.Task = &task
+			if version > 1 {
+				e.Summary = string(r.bytes())
+			}
 		}
 		entries = append(entries, e)
 	}
