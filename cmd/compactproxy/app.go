@@ -30,6 +30,7 @@ type app struct {
 	prober   *upstream.Prober
 	tracker  *upstream.Tracker
 	counter  *upstream.Counter
+	proxy    *proxy.Proxy
 	store    *store.Store // nil where it could not be opened
 	index    *conversation.Index
 	metrics  *metrics.Metrics
@@ -71,12 +72,13 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 	a.counter = newCounter(cfg, root, transport)
 	a.tracker = newTracker(cfg, a.prober, a.counter, log, a.metrics)
 
-	handler := proxy.New(proxy.Options{
+	a.proxy = proxy.New(proxy.Options{
 		Config:    cfg,
 		Upstream:  root,
 		Transport: transport,
 		Tracker:   a.tracker,
 		Counter:   a.countsTokens(),
+		Generator: upstream.Generator{Server: a.counter},
 		Settings:  passSettings(cfg.Compaction),
 		Index:     a.index,
 		Metrics:   a.metrics,
@@ -90,7 +92,7 @@ func newApp(cfg config.Config, log *zap.Logger) (*app, error) {
 		net.Listener
 		http.Handler
 	}{ // in the order in which they are drained: health is told to the end
-		{a.public, handler},
+		{a.public, a.proxy},
 		{a.admin, admin},
 	} {
 		server := proxy.NewServer(listener.Handler, log)
@@ -122,8 +124,15 @@ func passSettings(c config.Compaction) compaction.Settings {
 	s := compaction.DefaultSettings()
 	s.KeepRecent, s.TailMin, s.TailMax, s.ThinChars = c.KeepRecent, c.TailMin, c.TailMax, c.ThinChars
 	s.CarriedState = c.CarriedState
-	if c.Settle.Explicit {
+	s.Summary = compaction.SummarySettings{
+		Enabled: c.Summary.Enabled, Style: compaction.Style(c.Summary.Style), Validate: c.Summary.Validate,
+		Target: c.Summary.TargetTokens, Max: c.Summary.MaxTokens,
+	}
+	switch {
+	case c.Settle.Explicit:
 		s.Settle = c.Settle.Value
+	case c.Summary.Enabled:
+		s.Settle = -1 // by price
 	}
 	var tools []agents.Tool
 	for _, t := range c.Tools {
@@ -191,6 +200,7 @@ func (a *app) Close() {
 	for _, server := range a.servers {
 		server.Close()
 	}
+	a.proxy.Close()
 	a.tracker.Close()
 	a.closeState()
 }

@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/demo"
 	"github.com/compactproxy/compactproxy/internal/llamasim"
@@ -93,7 +95,7 @@ type demonstration struct {
 func (d demonstration) run(ctx context.Context) error {
 	count, shown := d.serverCount()
 	if d.simulate {
-		sim := llamasim.New(llamasim.Options{Window: d.window, Slots: 1, KeepRequests: -1, Reply: d.recorded})
+		sim := llamasim.New(llamasim.Options{Window: d.window, Slots: 1, KeepRequests: -1, Reply: d.recorded()})
 		address, stop, err := serveSimulator(sim)
 		if err != nil {
 			return err
@@ -154,20 +156,34 @@ func (d demonstration) serverCount() (count func(context.Context, []byte) int, s
 	return demo.ServerCount(http.DefaultClient, root.String()), "the server at " + root.String()
 }
 
-// recorded lets the simulated model say what the recorded one said. Refused
-// requests are not numbered, so the number is the turn.
-func (d demonstration) recorded(r llamasim.Request) llamasim.Reply {
-	turn := min(r.Number, d.session.Turns()) - 1
-	answer, err := d.session.Answer(turn)
-	if err != nil {
-		return llamasim.Reply{Text: "done"}
+// recorded lets the simulated model say what the recorded one said, and write a
+// summary where the proxy asks for one. Each turn is answered once.
+func (d demonstration) recorded() func(llamasim.Request) llamasim.Reply {
+	var turns atomic.Int64
+	return func(r llamasim.Request) llamasim.Reply {
+		if n := len(r.Messages); n > 0 {
+			switch last := r.Messages[n-1].Content; {
+			case compaction.AsksForOmissions(last):
+				return llamasim.Reply{Text: "none"}
+			case compaction.AsksForSummary(last):
+				return llamasim.Reply{Text: simulatedSummary}
+			}
+		}
+		turn := int(turns.Add(1)) - 1
+		answer, err := d.session.Answer(min(turn, d.session.Turns()-1))
+		if err != nil {
+			return llamasim.Reply{Text: "done"}
+		}
+		reply := llamasim.Reply{Reasoning: answer.Reasoning, Text: answer.Text}
+		for _, c := range answer.Calls {
+			reply.ToolCalls = append(reply.ToolCalls, llamasim.ToolCall{ID: c.ID, Name: c.Name, Arguments: c.Arguments})
+		}
+		return reply
 	}
-	reply := llamasim.Reply{Reasoning: answer.Reasoning, Text: answer.Text}
-	for _, c := range answer.Calls {
-		reply.ToolCalls = append(reply.ToolCalls, llamasim.ToolCall{ID: c.ID, Name: c.Name, Arguments: c.Arguments})
-	}
-	return reply
 }
+
+const simulatedSummary = "The simulated model cannot summarise. A real one says here what was asked, which values, paths and names are established, " +
+	"what was tried and failed, what remains, and where the work stands; what code can state by itself follows below."
 
 // serveSimulator serves it on a free port of the loopback interface.
 func serveSimulator(sim http.Handler) (address string, stop func(), err error) {

@@ -1,6 +1,9 @@
 package compaction
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Trigger is what a compaction before the request leaves works towards.
 type Trigger struct {
@@ -8,38 +11,52 @@ type Trigger struct {
 	Threshold int
 	// Speed is the server's prefill over its decode rate, 0 if not known yet.
 	Speed float64
-	// Shorten goes on to the steps that need no model in any case: the passes have
-	// been tried, and the server counted too many tokens.
-	Shorten bool
 }
 
 // Compact makes a list shorter that has crossed the threshold, before the server
-// refuses it: the passes on everything but the protected turns, and where those
-// do not leave room enough, the steps that need no model, down to half of the
-// threshold. A rewrite makes the server process everything behind its first
-// changed byte again, so one that buys little room is the dearest of all.
+// refuses it and without a model: the passes on everything but the protected
+// turns, and where those do not leave room enough [Settings.Shorten].
 func (s Settings) Compact(req Request, tr Trigger) (Outcome, error) {
-	sc := req.Scale
-	if sc.Window > 0 && sc.OverheadTokens() >= sc.Window {
-		return Outcome{}, ErrOverhead
+	out, enough, err := s.Passes(req, tr)
+	if enough || errors.Is(err, ErrOverhead) {
+		return out, err
+	}
+	reasons := out.Reasons
+	out, err = s.Shorten(req, tr)
+	out.Reasons = append(reasons, out.Reasons...)
+	return out, err
+}
+
+// Passes runs the cheap passes on everything but the protected turns, and tells
+// whether they leave room enough. A rewrite makes the server process everything
+// behind its first changed byte again, so one that buys little room is the
+// dearest of all.
+func (s Settings) Passes(req Request, tr Trigger) (out Outcome, enough bool, err error) {
+	if sc := req.Scale; sc.Window > 0 && sc.OverheadTokens() >= sc.Window {
+		return Outcome{}, false, ErrOverhead
 	}
 	w := s.begin(req)
 	w.passes(w.tail)
-	enough := false
-	if !tr.Shorten {
-		var reason string
-		enough, reason = s.enough(w, tr)
-		w.out.Reasons = append(w.out.Reasons, reason)
+	enough, reason := s.enough(w, tr)
+	w.out.Reasons = append(w.out.Reasons, reason)
+	out, err = w.outcome()
+	out.Reasons = w.out.Reasons
+	return out, enough && err == nil, err
+}
+
+// Shorten runs the passes and the steps that need no model on everything but the
+// protected turns, down to half of the threshold where that can be reached.
+func (s Settings) Shorten(req Request, tr Trigger) (Outcome, error) {
+	sc := req.Scale
+	w := s.begin(req)
+	w.passes(w.tail)
+	overhead := sc.OverheadTokens() // where that is large, half of the threshold is out of reach
+	target := sc.weightFor(max(tr.Threshold/2, overhead+(tr.Threshold-overhead)/3))
+	w.shortenOld(target)
+	if w.size > target {
+		w.drop(target, w.tail)
 	}
-	if !enough {
-		overhead := sc.OverheadTokens() // where that is large, half of the threshold is out of reach
-		target := sc.weightFor(max(tr.Threshold/2, overhead+(tr.Threshold-overhead)/3))
-		w.shortenOld(target)
-		if w.size > target {
-			w.drop(target, w.tail)
-		}
-		w.out.Reasons = append(w.out.Reasons, fmt.Sprintf("shortened by rule to about %d tokens, half of the threshold where that can be reached", sc.Tokens(w.size)))
-	}
+	w.out.Reasons = append(w.out.Reasons, fmt.Sprintf("shortened by rule to about %d tokens; half of the threshold was aimed at", sc.Tokens(w.size)))
 	return w.outcome()
 }
 

@@ -17,6 +17,24 @@ type Request struct {
 	Scale Scale
 }
 
+// RecoverByPasses is the beginning of [Settings.Recover]: the passes with nothing
+// protected but the cap. reached tells whether they suffice.
+func (s Settings) RecoverByPasses(req Request) (out Outcome, reached bool, err error) {
+	targetTokens, ok := req.Scale.Target()
+	if !ok {
+		return Outcome{}, false, ErrOverhead
+	}
+	w := s.begin(req)
+	w.recoverPasses()
+	out, err = w.outcome()
+	return out, err == nil && w.size <= req.Scale.weightFor(targetTokens), err
+}
+
+func (w *reduction) recoverPasses() {
+	w.passes(len(w.entries))
+	w.step(PassCap, func() { w.s.capResults(w.entries, w.tail, resultCap(w.req.Scale)) })
+}
+
 // Recover makes a list that was refused as too long fit, without a model: the
 // passes with nothing protected but the cap on what the agent holds in its
 // hands; then, only while the target is not reached, long arguments and old
@@ -29,8 +47,7 @@ func (s Settings) Recover(req Request) (Outcome, error) {
 	target := req.Scale.weightFor(targetTokens)
 	w := s.begin(req)
 	shorten := func() {
-		w.passes(len(w.entries))
-		w.step(PassCap, func() { s.capResults(w.entries, w.tail, resultCap(req.Scale)) })
+		w.recoverPasses()
 		if w.size > target {
 			w.step(PassCalls, func() { s.clipCalls(w.entries, newestAssistant(w.entries)) })
 		}

@@ -36,6 +36,7 @@ const (
 
 // SummarySettings are the knobs of section "compaction.summary".
 type SummarySettings struct {
+	Enabled  bool
 	Style    Style
 	Validate bool
 	Target   int // tokens to ask for, 0 for [SummaryLength]

@@ -61,7 +61,6 @@ func TestLookup(t *testing.T) {
 		Default: "15m",
 		Env:     "COMPACTPROXY_COMPACTION_SUMMARY_TIMEOUT",
 		Doc:     "Longest time for one summary, from its request to its last token.",
-		Inert:   true,
 	}
 	if !ok || got != want {
 		t.Errorf("got %+v, %v\nwant %+v", got, ok, want)

@@ -35,9 +35,6 @@ type Key struct {
 // leaves it with the feature that reads it.
 var inert = map[string]bool{
 	"compaction.loop_guard": true, "compaction.compact_tool": true,
-	"compaction.summary.enabled": true, "compaction.summary.style": true, "compaction.summary.validate": true,
-	"compaction.summary.target_tokens": true, "compaction.summary.max_tokens": true, "compaction.summary.timeout": true,
-	"compaction.summary.model": true,
 }
 
 // WithoutEffect lists the keys that were set to something else than their

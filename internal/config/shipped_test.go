@@ -133,8 +133,8 @@ func TestWithoutEffect(t *testing.T) {
 	if got := config.WithoutEffect(cfg); got != nil {
 		t.Errorf("defaults: %v", got)
 	}
-	cfg.Compaction.Summary.MaxTokens, cfg.Compaction.KeepRecent, cfg.Compaction.CompactTool = 5000, 5, true
-	if diff := cmp.Diff([]string{"compaction.compact_tool", "compaction.summary.max_tokens"}, config.WithoutEffect(cfg)); diff != "" {
+	cfg.Compaction.LoopGuard, cfg.Compaction.KeepRecent, cfg.Compaction.CompactTool = config.LoopGuardOff, 5, true
+	if diff := cmp.Diff([]string{"compaction.loop_guard", "compaction.compact_tool"}, config.WithoutEffect(cfg)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -14,8 +14,6 @@ type Conversation struct {
 	// ID is a name for headers, logs and the API; never a key.
 	ID string
 
-	compacting sync.Mutex // see Compact
-
 	// Guarded by mu, which is taken last. What it is recognised by and the checkpoint
 	// are changed with the index locked as well, which may read them.
 	mu    sync.Mutex
@@ -25,14 +23,6 @@ type Conversation struct {
 	pins     map[transcript.Hash]Pin
 	pinBytes int
 	unread   string // the conversation whose pins are still to be read from the store, "" for none
-}
-
-// Compact runs do while no other compaction of this conversation runs: two
-// identical requests in flight share one.
-func (c *Conversation) Compact(do func()) {
-	c.compacting.Lock()
-	defer c.compacting.Unlock()
-	do()
 }
 
 // Anchor returns the last reports.

@@ -100,7 +100,7 @@ func (s *Totals) add(number, sent int, t turn) {
 	if t.failure == "" {
 		s.Answered++
 	}
-	if t.did("passes") || t.did("recovery") {
+	if t.did("passes") || t.did("summary") || t.did("recovery") {
 		s.Compacted++
 	}
 	s.Sent += sent
@@ -130,6 +130,8 @@ func (t turn) what(sent int) string {
 		return fmt.Sprintf("NOT ANSWERED: %d %s", t.status, t.failure)
 	case t.did("recovery"):
 		return fmt.Sprintf("<< COMPACTED, since it did not fit: now %s of %s tokens", figure(t.prompt), figure(sent))
+	case t.did("summary"):
+		return fmt.Sprintf("<< SUMMARISED by the model: now %s of %s tokens", figure(t.prompt), figure(sent))
 	case t.did("passes"):
 		return fmt.Sprintf("<< COMPACTED, before it is too long: now %s of %s tokens", figure(t.prompt), figure(sent))
 	case t.did("replay"):

@@ -33,6 +33,10 @@ type Metrics struct {
 	Compactions     *prometheus.CounterVec // trigger, kind, result
 	PassRemoved     *prometheus.CounterVec // pass; bytes
 	CompactedTokens *prometheus.CounterVec // side
+	SummaryDuration prometheus.Observer    // seconds
+	SummaryPrompt   *prometheus.CounterVec // source; tokens
+	SummaryRejected *prometheus.CounterVec // reason
+	Summaries       *prometheus.CounterVec // style
 	OverflowRetries *prometheus.CounterVec // result
 	Violations      *prometheus.CounterVec // kind, action
 	PrefixExpected  prometheus.Counter     // tokens
@@ -51,6 +55,8 @@ type Labels struct {
 	Passes         []string // names of the compaction steps
 	Kinds          []string // how far compactions go
 	ViolationKinds []string // names of the pairing violations
+	Styles         []string // how summaries are asked for
+	Rejections     []string // why a summary is not used
 	MissReasons    []string // why the server's cache did not pay
 }
 
@@ -92,6 +98,10 @@ func New(reg prometheus.Registerer, version, commit string, labels Labels) *Metr
 		Compactions:     counter("compactions_total", "Compactions by what set them off, how far they went and how they ended.", "trigger", "kind", "result"),
 		PassRemoved:     counter("pass_removed_bytes_total", "Bytes of prompt text that each compaction step removed.", "pass"),
 		CompactedTokens: counter("compaction_tokens_total", "Prompt tokens before and after compactions, estimated at the server's own rate.", "side"),
+		SummaryDuration: histogram("summary_duration_seconds", "Time that a summary took, with its check and rewrite.", longTimes).WithLabelValues(),
+		SummaryPrompt:   counter("summary_prompt_tokens_total", "Prompt tokens of the calls for summaries as the server reported them: taken from its cache, or processed.", "source"),
+		SummaryRejected: counter("summary_rejections_total", "Texts that a model wrote as a summary and that were not used, by reason.", "reason"),
+		Summaries:       counter("summaries_total", "Summaries that were installed, by the style in which they were asked for.", "style"),
 		OverflowRetries: counter("overflow_retries_total", "Requests that were refused as too long and sent again, by result.", "result"),
 		Violations:      counter("pairing_violations_total", "Breaches of tool pairing in clients' lists, by kind and what was done.", "kind", "action"),
 		PrefixExpected:  counter("prefix_expected_tokens_total", "Prompt tokens that should have come from the server's cache: those of a conversation's last prompt where the next one extends it.").WithLabelValues(),
@@ -129,18 +139,25 @@ func (m *Metrics) prime(labels Labels) {
 		m.Requests.WithLabelValues(route, "200")
 		m.Duration.WithLabelValues(route)
 	}
-	for _, stage := range []string{StageRead, StagePlan, StageCount, StageCompact, StageRecover, StageStore} {
+	for _, stage := range []string{StageRead, StagePlan, StagePrepare, StageCount, StageCompact, StageRecover, StageStore} {
 		m.Overhead.WithLabelValues(stage)
 	}
 	for _, source := range []string{"cache", "processed"} {
 		m.PromptTokens.WithLabelValues(source)
+		m.SummaryPrompt.WithLabelValues(source)
 	}
-	for _, trigger := range []string{TriggerThreshold, TriggerRecovery} {
+	for _, trigger := range []string{TriggerThreshold, TriggerRecovery, TriggerRequest} {
 		for _, kind := range labels.Kinds {
 			for _, result := range []string{ResultInstalled, ResultRejected, ResultObserved} {
 				m.Compactions.WithLabelValues(trigger, kind, result)
 			}
 		}
+	}
+	for _, reason := range labels.Rejections {
+		m.SummaryRejected.WithLabelValues(reason)
+	}
+	for _, style := range labels.Styles {
+		m.Summaries.WithLabelValues(style)
 	}
 	for _, reason := range labels.MissReasons {
 		m.CacheMisses.WithLabelValues(reason)
@@ -165,12 +182,14 @@ func (m *Metrics) prime(labels Labels) {
 const (
 	TriggerThreshold = "threshold" // before the server refuses
 	TriggerRecovery  = "recovery"  // after it did
+	TriggerRequest   = "request"   // someone asked for it
 )
 
 // Stages of the proxy's own work on a chat request.
 const (
 	StageRead    = "read"    // the body, until its last byte
-	StagePlan    = "plan"    // everything before the request leaves
+	StagePlan    = "plan"    // index, fingerprints, replay, pairing
+	StagePrepare = "prepare" // making room and storing, before the request leaves
 	StageCount   = "count"   // of which: the server counting tokens
 	StageCompact = "compact" // of which: making a list shorter
 	StageStore   = "store"   // of which: putting a checkpoint or pins on disk

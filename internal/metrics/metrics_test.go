@@ -14,6 +14,7 @@ func TestNew(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	New(reg, "v1", "abc", Labels{
 		Passes: []string{"thin"}, Kinds: []string{"passes"}, ViolationKinds: []string{"orphan_result"}, MissReasons: []string{"compaction"},
+		Styles: []string{"extend"}, Rejections: []string{"empty"},
 	})
 	families, err := reg.Gather()
 	if err != nil {
@@ -37,7 +38,8 @@ func TestNew(t *testing.T) {
 		"prompt_tokens_total", "completion_tokens_total", "compactions_total", "pass_removed_bytes_total",
 		"compaction_tokens_total", "overflow_retries_total", "pairing_violations_total", "upstream_context_tokens",
 		"conversations", "state_bytes", "build_info", "prefix_expected_tokens_total", "prefix_reused_tokens_total",
-		"cache_misses_total", "forecast_error_ratio", "rereads_total", "state_degraded",
+		"cache_misses_total", "forecast_error_ratio", "rereads_total", "state_degraded", "summaries_total", "summary_duration_seconds",
+		"summary_prompt_tokens_total", "summary_rejections_total",
 	} {
 		if !found[name] {
 			t.Errorf("compactproxy_%s is missing", name)

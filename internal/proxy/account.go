@@ -28,9 +28,10 @@ func (ex *exchange) finish() {
 		p.metrics.StateBytes.Set(float64(stats.Stored))
 	}
 	ex.rec.answer = ex.answer
+	ex.rec.action, ex.rec.forecast, ex.rec.window = ex.action(), ex.forecast, ex.window
 	a := ex.answer
 	if ex.conv != nil && !ex.side && ex.mode == config.ModeOn && upstream.ClassifyFinish(a.Finish).Kind.Overflow() {
-		ex.conv.MarkFull(max(a.Prompt+a.Completion, ex.rec.forecast, 1))
+		ex.conv.MarkFull(max(a.Prompt+a.Completion, ex.forecast, 1))
 	}
 	if ex.mode == config.ModeOn && (ex.recovered || ex.capped || ex.pooled) {
 		result := metrics.RetryAnswered
@@ -67,8 +68,8 @@ func (ex *exchange) finish() {
 func (ex *exchange) learn() {
 	p, a, w := ex.p, ex.answer, ex.weigh()
 	images := ex.model.images(w.images, p.imageTokens)
-	if ex.rec.forecast > 0 && a.Prompt > 0 && !ex.counted {
-		p.metrics.ForecastError.Observe(abs(float64(ex.rec.forecast-a.Prompt)) / float64(a.Prompt))
+	if ex.forecast > 0 && a.Prompt > 0 && !ex.counted {
+		p.metrics.ForecastError.Observe(abs(float64(ex.forecast-a.Prompt)) / float64(a.Prompt))
 	}
 	text := 0
 	if anchor := ex.conv.Anchor(); anchor.Known() && !ex.compacted {
@@ -128,7 +129,7 @@ func (ex *exchange) compare() {
 		p.metrics.Rereads.Add(float64(rereads))
 	}
 	p.index.Record(ex.conv, conversation.Turn{
-		At: time.Now(), Action: ex.rec.action(), Client: ex.client, Forecast: ex.rec.forecast,
+		At: time.Now(), Action: ex.action(), Client: ex.client, Forecast: ex.forecast,
 		Prompt: a.Prompt, Cached: turn.Cached, Completion: a.Completion,
 		Expected: seen.Expected, Miss: string(seen.Miss), Message: message,
 	}, ex.compacted, rereads)

@@ -3,7 +3,6 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -46,11 +45,12 @@ func (p *Proxy) chat(w http.ResponseWriter, r *http.Request) {
 	rec.bodyBytes = len(plain)
 
 	planning := time.Now()
-	ex := &exchange{p: p, rec: rec, mode: mode, decoded: decoded, wire: plain, start: start}
+	ex := &exchange{p: p, rec: rec, mode: mode, decoded: decoded, start: start, now: wantsCompaction(r.Header)}
+	ex.wire = plain
 	if mode == config.ModeObserve {
 		ex.wire = raw
 	}
-	if err := ex.plan(r.Context(), r.Header, plain); err != nil {
+	if err := ex.plan(r.Header, plain); err != nil {
 		p.failed(w, r, err)
 		return
 	}
@@ -167,7 +167,7 @@ func isTimeout(err error) bool {
 // makes the list legal. A body that is no chat request goes out as it is. The
 // only error is the refusal of an illegal list where the configuration wants
 // one.
-func (ex *exchange) plan(ctx context.Context, h http.Header, plain []byte) error {
+func (ex *exchange) plan(h http.Header, plain []byte) error {
 	p, asItCame := ex.p, ex.wire
 	defer ex.contain("plan", func() { ex.body, ex.conv, ex.wire = nil, nil, asItCame })
 	body, err := p.memo.Parse(plain)
@@ -198,14 +198,29 @@ func (ex *exchange) plan(ctx context.Context, h http.Header, plain []byte) error
 	ex.model = p.models.get(body.Model)
 	p.tracker.Touch()
 	ex.window = p.tracker.Window(body.Model).Tokens
-	ex.rec.window = ex.window
-
 	if err := ex.list(); err != nil {
 		return err
 	}
-	ex.makeRoom(ctx, h)
-	ex.pin()
+	ex.estimate()
 	return nil
+}
+
+// wantsCompaction tells whether the client asks for a compaction by hand.
+func wantsCompaction(h http.Header) bool {
+	return strings.EqualFold(h.Get(headerCompact), "now")
+}
+
+// prepare does what is to be done before the request leaves, and may take as long
+// as a summary: room is made, what a client may change next time is stored. The
+// header is the outgoing request's.
+func (ex *exchange) prepare(req *http.Request) {
+	if ex.body == nil {
+		return
+	}
+	defer ex.p.metrics.Stage(metrics.StagePrepare, time.Now())
+	defer ex.contain("preparation", ex.asBefore())
+	ex.makeRoom(req.Context(), req.Header)
+	ex.pin()
 }
 
 // isSide tells a request that an agent sends on its own account: a title, its own

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -33,49 +34,85 @@ func (ex *exchange) request(prompt, window int) compaction.Request {
 	}
 }
 
-// compactEarly makes room before the request leaves.
-func (ex *exchange) compactEarly(ctx context.Context, h http.Header, w weight) {
+// compactEarly makes room before the request leaves. enough tells whether a
+// checkpoint that another request has filed meanwhile is what this one needs.
+func (ex *exchange) compactEarly(ctx context.Context, h http.Header, trigger string) {
 	defer ex.p.metrics.Stage(metrics.StageCompact, time.Now())
-	ex.conv.Compact(func() {
-		defer ex.contain("compact", ex.asBefore())
-		if cp := ex.newer(); cp != nil {
-			ex.adopt(cp, ex.rec.forecast, "passes")
-			if ex.count(ctx, h); ex.rec.forecast < ex.threshold {
-				return
-			}
-		}
-		ex.compactOnce(ctx, h)
+	enough := func(ctx context.Context) bool {
+		ex.count(ctx, h)
+		return trigger == metrics.TriggerThreshold && ex.forecast < ex.threshold
+	}
+	ex.alone(ctx, "passes", ex.forecast, enough, func(ctx context.Context, work *exchange) {
+		work.compactOnce(ctx, h, trigger)
 	})
 }
 
-// asBefore restores the list after a fault: the last good one goes out.
-func (ex *exchange) asBefore() func() {
-	entries, replayed, open, checkpoint, wire := ex.entries, ex.replayed, ex.open, ex.checkpoint, ex.wire
-	return func() {
-		ex.entries, ex.replayed, ex.open, ex.checkpoint, ex.wire = entries, replayed, open, checkpoint, wire
+// alone has do work on a copy of the exchange, one compaction of a conversation at
+// a time, and takes over what came of it. Where another request has just compacted
+// the conversation, its checkpoint is taken over first, and do only runs if that
+// is not enough. The work goes on for a while where the client leaves.
+func (ex *exchange) alone(ctx context.Context, action string, prompt int, enough func(context.Context) bool, do func(context.Context, *exchange)) {
+	for {
+		work := *ex
+		mine, err := ex.p.flights.join(ctx, ex.conv, func(ctx context.Context) {
+			defer work.contain("compaction", work.asBefore())
+			do(ctx, &work)
+		})
+		if err != nil {
+			return // the client has gone
+		}
+		if mine {
+			ex.sending = work.sending
+			return
+		}
+		if cp := ex.newer(); cp != nil {
+			ex.adopt(cp, prompt, action)
+			if enough(ctx) {
+				return
+			}
+		}
 	}
 }
 
-// compactOnce runs the passes, and where the server then still counts too many
-// tokens the steps that need no model, and files what came of it.
-func (ex *exchange) compactOnce(ctx context.Context, h http.Header) {
-	undo, before := ex.asBefore(), ex.rec.forecast
-	out, err := ex.p.settings.Compact(ex.request(before, ex.window), compaction.Trigger{Threshold: ex.threshold, Speed: ex.model.ratio()})
+// asBefore restores what was to be sent, for a fault: the last good list goes out.
+func (ex *exchange) asBefore() func() {
+	before := ex.sending
+	return func() { ex.sending = before }
+}
+
+// compactOnce makes the list shorter and files what came of it.
+func (ex *exchange) compactOnce(ctx context.Context, h http.Header, trigger string) {
+	if cp := ex.newer(); cp != nil && trigger == metrics.TriggerThreshold {
+		ex.adopt(cp, ex.forecast, "passes")
+		if ex.count(ctx, h); ex.forecast < ex.threshold {
+			return
+		}
+	}
+	before := ex.forecast
+	tr := compaction.Trigger{Threshold: ex.threshold, Speed: ex.model.ratio()}
+	if tr.Threshold <= 0 || trigger == metrics.TriggerRequest {
+		tr.Threshold = min(max(tr.Threshold, 1), before)
+		if ex.threshold <= 0 {
+			tr.Threshold = before
+		}
+	}
+	out, how, err := ex.shorter(ctx, h, trigger, tr)
 	if err != nil {
-		ex.rejected(metrics.TriggerThreshold, err, before, ex.window)
+		ex.rejected(trigger, err, before, ex.window)
 		ex.mark(before)
 		return
 	}
 	if ex.mode == config.ModeObserve {
-		ex.observed(metrics.TriggerThreshold, out)
+		ex.observed(trigger, out)
 		return
 	}
+	undo := ex.asBefore()
 	ex.take(out)
-	if ex.counted = false; ex.count(ctx, h) && ex.rec.forecast >= ex.threshold && out.Kind == compaction.KindPasses {
+	if ex.counted = false; ex.count(ctx, h) && ex.forecast >= tr.Threshold && out.Kind == compaction.KindPasses {
 		// The passes freed less than their bytes promised.
-		again, err := ex.p.settings.Compact(ex.request(ex.rec.forecast, ex.window), compaction.Trigger{Threshold: ex.threshold, Shorten: true})
+		again, err := ex.p.settings.Shorten(ex.request(ex.forecast, ex.window), tr)
 		if err == nil {
-			again.Before, again.Reasons = out.Before, append(out.Reasons, again.Reasons...)
+			again.Reasons = append(out.Reasons, again.Reasons...)
 			for pass, removed := range out.Removed {
 				again.Removed[pass] += removed
 			}
@@ -84,63 +121,175 @@ func (ex *exchange) compactOnce(ctx context.Context, h http.Header) {
 			ex.count(ctx, h)
 		}
 	}
-	out.Before, out.After = before, ex.rec.forecast
+	out.Before, out.After = before, ex.forecast
 	// A rewrite that leaves it over the threshold makes the server process nearly
 	// everything and buys nothing, unless it saves a refusal.
-	if out.After >= ex.threshold && (before < ex.window || out.After >= ex.window) {
+	if out.After >= tr.Threshold && trigger == metrics.TriggerThreshold && (before < ex.window || out.After >= ex.window) {
 		undo()
-		ex.rec.forecast = before
-		ex.rejected(metrics.TriggerThreshold, errStillOver, before, ex.window)
+		ex.rejected(trigger, errStillOver, before, ex.window)
 		ex.mark(before)
 		return
 	}
-	ex.did("passes")
-	ex.file(metrics.TriggerThreshold, out)
+	ex.did(how)
+	ex.file(trigger, out)
 }
 
 var errStillOver = errors.New("compact: it would stay over the threshold")
 
+// shorter decides between the passes alone, a summary, and the steps that need no
+// model. how is the action that is reported.
+func (ex *exchange) shorter(ctx context.Context, h http.Header, trigger string, tr compaction.Trigger) (out compaction.Outcome, how string, err error) {
+	s := ex.p.settings
+	req := ex.request(ex.forecast, ex.window)
+	passes, enough, passesErr := s.Passes(req, tr)
+	switch {
+	case errors.Is(passesErr, compaction.ErrOverhead):
+		return passes, "", passesErr
+	case enough && trigger != metrics.TriggerRequest:
+		return passes, "passes", nil
+	case !ex.summarises():
+		out, err = s.Shorten(req, tr)
+		out.Reasons = append(passes.Reasons, out.Reasons...)
+		return out, "passes", err
+	case ex.mode == config.ModeObserve:
+		return passes, "summary", passesErr
+	}
+	out, err = ex.summarise(ctx, h, req)
+	out.Reasons = append(passes.Reasons, out.Reasons...)
+	passesFit := passesErr == nil && passes.After < tr.Threshold
+	switch {
+	case err == nil:
+		return out, "summary", nil
+	case ctx.Err() != nil: // nobody waits any more
+		return out, "", ctx.Err()
+	case passesFit: // they are less than was wanted, and better than nothing
+		ex.warn(err)
+		return passes, "passes", nil
+	case errors.Is(err, compaction.ErrNothingToCut):
+		out, err = s.Shorten(req, tr)
+		return out, "passes", err
+	}
+	return out, "", err
+}
+
+// summarises tells whether a summary may be asked for.
+func (ex *exchange) summarises() bool {
+	return ex.p.settings.Summary.Enabled && ex.p.generator != nil
+}
+
+// summarise has the model write a summary, within its time.
+func (ex *exchange) summarise(ctx context.Context, h http.Header, req compaction.Request) (compaction.Outcome, error) {
+	p := ex.p
+	ctx, cancel := context.WithTimeout(ctx, p.summary.Timeout)
+	defer cancel()
+	start := time.Now()
+	s := p.settings
+	w := writer{generator: p.generator, body: ex.body, header: h, model: p.summary.Model}
+	if w.model != "" && w.model != ex.body.Model {
+		s.Summary.Style = compaction.StyleProse // another model has nothing of it cached
+	}
+	out, report, err := s.Summarise(ctx, compaction.Asked{Request: req, Known: ex.known()}, w)
+	if errors.Is(err, compaction.ErrNothingToCut) {
+		return out, err
+	}
+	p.metrics.SummaryDuration.Observe(time.Since(start).Seconds())
+	prompt, cached, written := 0, 0, 0
+	for _, c := range report.Calls {
+		prompt, cached, written = prompt+c.Prompt, cached+c.Cached, written+c.Completion
+	}
+	p.metrics.SummaryPrompt.WithLabelValues("cache").Add(float64(cached))
+	p.metrics.SummaryPrompt.WithLabelValues("processed").Add(float64(max(prompt-cached, 0)))
+	for _, r := range report.Rejected {
+		p.metrics.SummaryRejected.WithLabelValues(string(r)).Inc()
+	}
+	log := []zap.Field{
+		zap.String("conversation", ex.conv.ID), zap.String("style", string(report.Style)), zap.Int("calls", len(report.Calls)),
+		zap.Int("prompt_tokens", prompt), zap.Int("cached_tokens", cached), zap.Int("written_tokens", written), zap.Duration("took", time.Since(start)),
+		zap.Strings("rejected", labelsOf(report.Rejected)),
+	}
+	if err != nil {
+		p.log.Warn("no summary", append(log, zap.Error(err))...)
+		return out, err
+	}
+	p.metrics.Summaries.WithLabelValues(string(report.Style)).Inc()
+	p.log.Info("summarised", append(log, zap.Strings("warnings", report.Warnings))...)
+	for _, warning := range report.Warnings {
+		ex.warn(errors.New(warning))
+	}
+	out.Reasons = append(out.Reasons, fmt.Sprintf("a summary in style %s: %d calls, %d prompt tokens of which %d were cached, %d written",
+		report.Style, len(report.Calls), prompt, cached, written))
+	return out, nil
+}
+
+func labelsOf(list []compaction.Rejection) []string {
+	out := make([]string, len(list))
+	for i, r := range list {
+		out[i] = string(r)
+	}
+	return out
+}
+
+// known is how many entries the server has had in a prompt of this conversation.
+func (ex *exchange) known() int {
+	for i := range ex.entries {
+		if ex.entries[i].End > ex.change.Since {
+			return i
+		}
+	}
+	return len(ex.entries)
+}
+
+// warn adds to what the client is told.
+func (ex *exchange) warn(err error) {
+	if ex.warning != "" {
+		ex.warning += "; "
+	}
+	ex.warning += strings.ReplaceAll(err.Error(), "\n", " ")
+}
+
 // take puts the outcome in the list's place.
 func (ex *exchange) take(out compaction.Outcome) {
 	ex.entries, ex.replayed, ex.open = out.Entries, out.Covered, out.Open
-	ex.rec.forecast = out.After
+	ex.forecast = out.After
 	ex.compose()
 }
 
 // recover makes the refused list fit.
-func (ex *exchange) recover(refusal upstream.Refusal) bool {
+func (ex *exchange) recover(ctx context.Context, h http.Header, refusal upstream.Refusal) bool {
 	prompt := refusal.PromptTokens
 	if refusal.AtLeast || prompt <= 0 {
-		prompt = max(ex.rec.forecast, 1)
+		prompt = max(ex.forecast, 1)
 	}
-	return ex.compact(prompt, refusal.Window)
+	return ex.fit(ctx, h, prompt, refusal.Window)
 }
 
 // recoverFull makes room before the request leaves: the last answer ended
 // because the window was full.
-func (ex *exchange) recoverFull(full int) {
-	ex.compact(max(full, ex.rec.forecast), ex.window)
+func (ex *exchange) recoverFull(ctx context.Context, h http.Header, full int) {
+	ex.fit(ctx, h, max(full, ex.forecast), ex.window)
 }
 
-// compact makes the list fit, one request of a conversation at a time: where
-// another one with the same beginning has just done it, its checkpoint serves
-// both.
-func (ex *exchange) compact(prompt, window int) (ok bool) {
+// fit makes the list fit the window.
+func (ex *exchange) fit(ctx context.Context, h http.Header, prompt, window int) (ok bool) {
 	start := time.Now()
 	defer func() { ex.p.metrics.Stage(metrics.StageRecover, start) }()
-	ex.conv.Compact(func() {
-		defer ex.contain("compact", func() { ok = false })
-		if cp := ex.newer(); cp != nil {
-			after := ex.adopt(cp, prompt, "recovery")
-			if after > 0 && (window <= 0 || after < window-window/8) { // the count is an estimate
+	enough := func(context.Context) bool {
+		ok = ex.forecast > 0 && (window <= 0 || ex.forecast < window-window/8) // the count is an estimate
+		prompt = max(ex.forecast, 1)
+		return ok
+	}
+	ex.alone(ctx, "recovery", prompt, enough, func(ctx context.Context, work *exchange) {
+		if cp := work.newer(); cp != nil {
+			after := work.adopt(cp, prompt, "recovery")
+			if after > 0 && (window <= 0 || after < window-window/8) {
 				ok = true
 				return
 			}
 			prompt = max(after, 1)
 		}
-		ok = ex.compactAnew(prompt, window)
+		ok = work.fitAnew(ctx, h, prompt, window)
 	})
-	return ok
+	return ctx.Err() == nil && ok // else the work may still be under way
 }
 
 // newer is a checkpoint that another request of the conversation has filed
@@ -168,10 +317,10 @@ func (ex *exchange) adopt(cp *conversation.Checkpoint, prompt int, action string
 	if ex.list() != nil || before == 0 {
 		return 0
 	}
-	ex.rec.forecast = prompt * weight() / before
+	ex.forecast = prompt * weight() / before
 	ex.compacted, ex.counted = true, false
 	ex.did(action)
-	return ex.rec.forecast
+	return ex.forecast
 }
 
 // contain keeps a fault of our own from costing more than its own work: it is
@@ -184,14 +333,17 @@ func (ex *exchange) contain(work string, undo func()) {
 	}
 }
 
-// compactAnew files what it makes as a checkpoint before it is sent.
-func (ex *exchange) compactAnew(prompt, window int) bool {
-	out, err := ex.p.settings.Recover(ex.request(prompt, window))
+// fitAnew files what it makes as a checkpoint before it is sent.
+func (ex *exchange) fitAnew(ctx context.Context, h http.Header, prompt, window int) bool {
+	out, err := ex.fitting(ctx, h, prompt, window)
 	if err != nil {
 		ex.rejected(metrics.TriggerRecovery, err, prompt, window)
 		return false
 	}
 	ex.did("recovery")
+	if out.Kind == compaction.KindSummary {
+		ex.did("summary")
+	}
 	if ex.mode == config.ModeObserve {
 		ex.observed(metrics.TriggerRecovery, out)
 		return true
@@ -202,17 +354,39 @@ func (ex *exchange) compactAnew(prompt, window int) bool {
 	return true
 }
 
+// fitting is a list that fits: by the passes, by a summary, whose failure costs
+// nothing, and by the steps that need no model.
+func (ex *exchange) fitting(ctx context.Context, h http.Header, prompt, window int) (compaction.Outcome, error) {
+	s := ex.p.settings
+	req := ex.request(prompt, window)
+	if !ex.summarises() || ex.mode == config.ModeObserve || !ex.worthAnAttempt() {
+		return s.Recover(req)
+	}
+	if out, reached, err := s.RecoverByPasses(req); reached || errors.Is(err, compaction.ErrOverhead) {
+		return out, err
+	}
+	out, err := ex.summarise(ctx, h, req)
+	target, _ := req.Scale.Target()
+	if err != nil || window > 0 && out.After >= (window+target)/2 {
+		if err != nil {
+			ex.mark(prompt)
+		}
+		return s.Recover(req)
+	}
+	return out, nil
+}
+
 func (ex *exchange) rejected(trigger string, err error, prompt, window int) {
 	p := ex.p
 	p.metrics.Compactions.WithLabelValues(trigger, string(compaction.KindClip), metrics.ResultRejected).Inc()
-	ex.warning = err.Error()
+	ex.warn(err)
 	p.log.Warn("the request could not be made shorter", zap.String("conversation", ex.conv.ID), zap.String("trigger", trigger),
 		zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("threshold_tokens", ex.threshold), zap.Int("window_tokens", window))
 }
 
 func (ex *exchange) observed(trigger string, out compaction.Outcome) {
 	p := ex.p
-	if trigger == metrics.TriggerThreshold {
+	if trigger != metrics.TriggerRecovery {
 		ex.did("passes")
 	}
 	p.metrics.Compactions.WithLabelValues(trigger, string(out.Kind), metrics.ResultObserved).Inc()

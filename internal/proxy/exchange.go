@@ -8,7 +8,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/compactproxy/compactproxy/internal/compaction"
@@ -27,33 +29,28 @@ type exchange struct {
 	mode  config.Mode
 	start time.Time
 
-	// The request as it came, and what is sent for it.
+	// The request as it came.
 	decoded bool             // the client had compressed the body
 	body    *transcript.Body // nil if it was not understood
-	wire    []byte
 
-	// The plan.
-	leading    int // system messages that open the list
-	originals  []transcript.Message
-	chain      []transcript.Hash
-	side       bool // an agent's own request: replayed, never compacted
-	conv       *conversation.Conversation
-	change     conversation.Change
-	last       int                      // tokens of the conversation's last prompt, 0 if unknown
-	checkpoint *conversation.Checkpoint // the one that is replayed, nil if none
-	entries    []compaction.Entry       // the effective list behind the system messages
-	replayed   int                      // entries that came from the checkpoint
-	open       int                      // entries before a batch that is still open
-	pins       []conversation.Pin       // to be stored before the request leaves
-	model      *model
-	window     int // tokens, 0 if unknown
-	threshold  int // tokens, 0 for none
-	client     int // estimate of the client's own list in tokens
-	maxTokens  int // a lowered cap on the answer, 0 if untouched
+	// Who it is from.
+	leading   int // system messages that open the list
+	originals []transcript.Message
+	chain     []transcript.Hash
+	side      bool // an agent's own request: replayed, never compacted
+	now       bool // the client wants a compaction
+	conv      *conversation.Conversation
+	change    conversation.Change
+	last      int // tokens of the conversation's last prompt, 0 if unknown
+	model     *model
+	window    int // tokens, 0 if unknown
+	threshold int // tokens, 0 for none
+	client    int // estimate of the client's own list in tokens
+
+	sending
+	prepared bool // everything that is to be done before it leaves is done
 
 	// What happened.
-	compacted bool // this request made a checkpoint, or took one over
-	counted   bool // the forecast is the server's own count
 	pooled    bool // sent again as it was, after the shared pool was exhausted
 	capped    bool // sent again with a lower cap on the answer
 	recovered bool // sent again with a list made to fit
@@ -61,6 +58,22 @@ type exchange struct {
 	failed    bool // the client gets another error
 	release   func()
 	answer    answer
+}
+
+// sending is what goes out for a request, and how it came to be that.
+type sending struct {
+	wire       []byte
+	checkpoint *conversation.Checkpoint // the one that is replayed, nil if none
+	entries    []compaction.Entry       // the effective list behind the system messages
+	replayed   int                      // entries that came from the checkpoint
+	open       int                      // entries before a batch that is still open
+	pins       []conversation.Pin       // to be stored before the request leaves
+	maxTokens  int                      // a lowered cap on the answer, 0 if untouched
+
+	forecast  int  // tokens of the prompt
+	counted   bool // the forecast is the server's own count
+	compacted bool // this request made a checkpoint, or took one over
+	actions   []string
 	warning   string
 }
 
@@ -69,7 +82,17 @@ func (ex *exchange) did(action string) {
 	if ex.mode == config.ModeObserve {
 		action = "would-" + action
 	}
-	ex.rec.did(action)
+	if !slices.Contains(ex.actions, action) {
+		ex.actions = append(ex.actions[:len(ex.actions):len(ex.actions)], action)
+	}
+}
+
+// action is the value of the response header and of the log field.
+func (s *sending) action() string {
+	if len(s.actions) == 0 {
+		return "none"
+	}
+	return strings.Join(s.actions, ", ")
 }
 
 // compose writes the effective list into the body. In mode observe the body
@@ -120,6 +143,13 @@ func (ex *exchange) RoundTrip(req *http.Request) (*http.Response, error) {
 // answered sends the request until there is an answer to give: refusals as too
 // long are recovered from, each way once.
 func (ex *exchange) answered(req *http.Request) (*http.Response, error) {
+	if !ex.prepared {
+		ex.prepared = true
+		ex.prepare(req)
+		if err := req.Context().Err(); err != nil {
+			return nil, err
+		}
+	}
 	for {
 		res, err := ex.send(req)
 		if err != nil {
@@ -130,7 +160,7 @@ func (ex *exchange) answered(req *http.Request) (*http.Response, error) {
 			ex.failed = res.StatusCode >= http.StatusBadRequest
 			return res, nil
 		}
-		if ex.again(req.Context(), refusal) {
+		if ex.again(req.Context(), req.Header, refusal) {
 			res.Body.Close()
 			continue
 		}
@@ -228,14 +258,14 @@ func setBody(res *http.Response, body []byte) {
 // again decides what to send after a refusal as too long, and reports whether
 // there is anything. Each way is taken once, and never with the same list
 // except where a shared pool was exhausted by others.
-func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
+func (ex *exchange) again(ctx context.Context, h http.Header, refusal upstream.Refusal) bool {
 	ex.rec.refusal = refusal.Kind.String()
 	if ex.body == nil {
 		return false
 	}
 	if refusal.Window > 0 {
 		ex.p.tracker.Learn(ex.body.Model, refusal.Window)
-		ex.window, ex.rec.window = refusal.Window, refusal.Window
+		ex.window = refusal.Window
 	}
 	switch {
 	case refusal.Kind == upstream.SharedPool && !ex.pooled:
@@ -257,7 +287,7 @@ func (ex *exchange) again(ctx context.Context, refusal upstream.Refusal) bool {
 	case ex.recovered, ex.side: // the agent knows what to drop from a request of its own
 		return false
 	}
-	ex.recovered = ex.recover(refusal)
+	ex.recovered = ex.recover(ctx, h, refusal)
 	if !ex.recovered && ex.mode == config.ModeOn {
 		ex.p.metrics.OverflowRetries.WithLabelValues(metrics.RetryHopeless).Inc()
 	}
@@ -271,7 +301,7 @@ func (ex *exchange) lowerCap(refusal upstream.Refusal) bool {
 	const margin = 16 // tokens that a template may add to what was counted
 	prompt := refusal.PromptTokens
 	if refusal.AtLeast {
-		prompt = ex.rec.forecast * 5 / 4
+		prompt = ex.forecast * 5 / 4
 	}
 	room := refusal.Window - prompt - margin
 	if prompt <= 0 || room < 1 || ex.body.MaxTokens <= room {
@@ -288,8 +318,8 @@ func (ex *exchange) decorate(h http.Header) {
 		return
 	}
 	h.Set(headerConversation, ex.conv.ID)
-	h.Set(headerAction, ex.rec.action())
-	h.Set(headerTokens, fmt.Sprintf("%d/%d", ex.rec.forecast, ex.window))
+	h.Set(headerAction, ex.action())
+	h.Set(headerTokens, fmt.Sprintf("%d/%d", ex.forecast, ex.window))
 	if ex.warning != "" {
 		h.Set(headerWarning, ex.warning)
 	}

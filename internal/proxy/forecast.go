@@ -44,25 +44,35 @@ func (ex *exchange) weigh() weight {
 	return w
 }
 
+// estimate forecasts the prompt of the list as it stands.
+func (ex *exchange) estimate() {
+	w := ex.weigh()
+	anchor := ex.conv.Anchor()
+	ex.forecast = anchor.Forecast(w.bytes)
+	if !anchor.Known() {
+		ex.forecast = ex.model.estimate(w.bytes)
+	}
+	ex.forecast += ex.model.images(w.images, ex.p.imageTokens)
+	ex.client = ex.clientTokens(w)
+}
+
 // makeRoom compacts the list where it is about to outgrow the window.
 func (ex *exchange) makeRoom(ctx context.Context, h http.Header) {
 	w := ex.weigh()
 	images := ex.model.images(w.images, ex.p.imageTokens)
 	anchor := ex.conv.Anchor()
-	forecast := anchor.Forecast(w.bytes)
-	if !anchor.Known() {
-		forecast = ex.model.estimate(w.bytes)
-	}
-	ex.rec.forecast = forecast + images
-	ex.client = ex.clientTokens(w)
 	if ex.side {
 		return
 	}
+	ex.limit(w)
 	if full := ex.conv.TakeFull(); full > 0 {
-		ex.recoverFull(full)
+		ex.recoverFull(ctx, h, full)
 		return
 	}
-	ex.limit(w)
+	if ex.now {
+		ex.compactEarly(ctx, h, metrics.TriggerRequest)
+		return
+	}
 	if ex.threshold <= 0 {
 		return
 	}
@@ -71,37 +81,37 @@ func (ex *exchange) makeRoom(ctx context.Context, h http.Header) {
 		reported = anchor.Last.Tokens + images
 	}
 	if !ex.p.predictive {
-		ex.rec.forecast = reported
+		ex.forecast = reported
 	} else if low, high := anchor.Plausible(w.bytes); (low+images < ex.threshold || !anchor.Known()) && high+images >= ex.threshold {
 		ex.count(ctx, h)
 	}
-	if ex.rec.forecast < ex.threshold && (ex.counted || reported < ex.threshold) {
+	if ex.forecast < ex.threshold && (ex.counted || reported < ex.threshold) {
 		return
 	}
 	if !ex.worthAnAttempt() {
 		return
 	}
-	ex.compactEarly(ctx, h, w)
+	ex.compactEarly(ctx, h, metrics.TriggerThreshold)
 }
 
 // clientTokens estimates what the client's own list would take.
 func (ex *exchange) clientTokens(w weight) int {
 	if ex.checkpoint == nil || w.bytes == 0 {
-		return ex.rec.forecast
+		return ex.forecast
 	}
 	own := w.overhead
 	for i := range ex.originals {
 		own += compaction.ForecastBytes(&ex.originals[i])
 	}
-	return int(float64(ex.rec.forecast) * float64(own) / float64(w.bytes))
+	return int(float64(ex.forecast) * float64(own) / float64(w.bytes))
 }
 
 // limit finds the threshold.
 func (ex *exchange) limit(w weight) {
 	p := ex.p
 	overhead := w.overhead / 3
-	if w.bytes > 0 && ex.rec.forecast > 0 {
-		overhead = ex.rec.forecast * w.overhead / w.bytes
+	if w.bytes > 0 && ex.forecast > 0 {
+		overhead = ex.forecast * w.overhead / w.bytes
 	}
 	limits := compaction.Limits{
 		Window: ex.window, Requested: ex.body.MaxTokens, Overhead: overhead, Exact: p.counter != nil && p.counter.Exact(),
@@ -122,23 +132,16 @@ func (ex *exchange) count(ctx context.Context, h http.Header) (ok bool) {
 		return false
 	}
 	defer p.metrics.Stage(metrics.StageCount, time.Now())
-	credentials := http.Header{}
-	for _, name := range []string{"Authorization", "X-Api-Key"} {
-		if v := h.Values(name); v != nil {
-			credentials[name] = v
-		}
-	}
-	p.credentials(credentials)
 	body := ex.wire
 	if ex.mode == config.ModeObserve {
 		body = ex.effective()
 	}
-	n, err := p.counter.Count(ctx, body, credentials)
+	n, err := p.counter.Count(ctx, body, h)
 	if err != nil {
 		p.log.Debug("the server did not count the tokens of a request", zap.String("conversation", ex.conv.ID), zap.Error(err))
 		return false
 	}
-	ex.rec.forecast, ex.counted = n, true
+	ex.forecast, ex.counted = n, true
 	return true
 }
 
@@ -149,7 +152,7 @@ func (ex *exchange) worthAnAttempt() bool {
 	if mark.N == 0 || mark.N >= len(ex.chain) || ex.chain[mark.N] != mark.Chain {
 		return true
 	}
-	if ex.rec.forecast >= mark.Tokens+ex.window/10 {
+	if ex.forecast >= mark.Tokens+ex.window/10 {
 		return true
 	}
 	for i := range ex.originals[mark.N:] {

@@ -112,6 +112,7 @@ func startBefore(t testing.TB, address string, options ...rigOption) *rig {
 	front.Start()
 	t.Cleanup(func() {
 		front.Close() // waits for every request
+		r.Close()
 		r.checkIdle(t)
 	})
 	r.URL = front.URL

@@ -16,6 +16,10 @@ func MetricLabels() metrics.Labels {
 	for _, kind := range compaction.Kinds {
 		l.Kinds = append(l.Kinds, string(kind))
 	}
+	l.Styles = []string{string(compaction.StyleExtend), string(compaction.StyleProse)}
+	for _, reason := range compaction.Rejections {
+		l.Rejections = append(l.Rejections, string(reason))
+	}
 	for _, reason := range cachelens.Reasons {
 		l.MissReasons = append(l.MissReasons, string(reason))
 	}

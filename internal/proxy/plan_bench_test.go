@@ -17,8 +17,9 @@ func BenchmarkPlan(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				ex := &exchange{p: r.Proxy, rec: &record{}, mode: config.ModeOn, wire: body}
-				if err := ex.plan(b.Context(), http.Header{}, body); err != nil {
+				ex := &exchange{p: r.Proxy, rec: &record{}, mode: config.ModeOn}
+				ex.wire = body
+				if err := ex.plan(http.Header{}, body); err != nil {
 					b.Fatal(err)
 				}
 			}

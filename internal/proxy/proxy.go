@@ -40,7 +40,8 @@ type Options struct {
 	Upstream  *url.URL // the server's root, without /v1
 	Transport http.RoundTripper
 	Tracker   Tracker
-	Counter   Counter // nil where the server is not to be asked
+	Counter   Counter   // nil where the server is not to be asked
+	Generator Generator // nil where no summaries are to be written
 	Settings  compaction.Settings
 	Index     *conversation.Index
 	Metrics   *metrics.Metrics
@@ -67,11 +68,14 @@ type Proxy struct {
 	fraction    float64 // of the window at which compaction fires, 0 for auto
 	imageTokens int
 	perModel    []config.Model
+	summary     config.SummaryConfig
 	tokens      int // at which compaction fires, 0 for the fraction
 
 	transport http.RoundTripper
 	tracker   Tracker
 	counter   Counter
+	generator Generator
+	flights   *flights
 	settings  compaction.Settings
 	index     *conversation.Index
 	memo      *transcript.Memo
@@ -88,7 +92,8 @@ type Proxy struct {
 // 100,000 of them.
 const memoBytes = 64 << 20
 
-// New returns a proxy. It starts nothing.
+// New returns a proxy. It starts nothing by itself; Close ends what its requests
+// have started.
 func New(o Options) *Proxy {
 	p := &Proxy{
 		mode:        o.Config.Compaction.Mode,
@@ -103,6 +108,9 @@ func New(o Options) *Proxy {
 		transport:   o.Transport,
 		tracker:     o.Tracker,
 		counter:     o.Counter,
+		generator:   o.Generator,
+		flights:     newFlights(),
+		summary:     o.Config.Compaction.Summary,
 		pin:         o.Config.Pin,
 		predictive:  o.Config.Compaction.Predictive,
 		fraction:    o.Config.Compaction.Threshold.Value,
@@ -142,6 +150,10 @@ func (p *Proxy) routes() http.Handler {
 	r.MethodNotAllowed(pass)
 	return r
 }
+
+// Close ends the compactions that nobody waits for any more. The requests must be
+// over.
+func (p *Proxy) Close() { p.flights.close() }
 
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -20,7 +21,7 @@ type record struct {
 	mode         string
 	conversation string
 	session      string // the label that the client gave
-	actions      []string
+	action       string // what was done, "" for nothing
 	model        string
 	stream       bool
 	bodyBytes    int
@@ -40,23 +41,6 @@ func recordOf(ctx context.Context) *record {
 		return r
 	}
 	return &record{} // a handler under test without the middleware
-}
-
-func (r *record) did(action string) {
-	for _, a := range r.actions {
-		if a == action {
-			return
-		}
-	}
-	r.actions = append(r.actions, action)
-}
-
-// action is the value of the response header and the log field.
-func (r *record) action() string {
-	if len(r.actions) == 0 {
-		return "none"
-	}
-	return strings.Join(r.actions, ", ")
 }
 
 // statusClientGone is what the log and the counter call a request whose client
@@ -121,7 +105,7 @@ func (rec *record) fields(r *http.Request, status, written int, took time.Durati
 	}
 	f = append(f,
 		zap.String("mode", rec.mode),
-		zap.String("action", rec.action()),
+		zap.String("action", cmp.Or(rec.action, "none")),
 		zap.Bool("stream", rec.stream),
 		zap.Int("body_bytes", rec.bodyBytes),
 		zap.Int("sent_bytes", rec.sentBytes),

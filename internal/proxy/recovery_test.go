@@ -1154,6 +1154,7 @@ func TestMetrics(t *testing.T) {
 		"compactproxy_upstream_context_tokens", "compactproxy_conversations", "compactproxy_state_bytes", "compactproxy_build_info",
 		"compactproxy_prefix_expected_tokens_total", "compactproxy_prefix_reused_tokens_total", "compactproxy_cache_misses_total", "compactproxy_forecast_error_ratio",
 		"compactproxy_rereads_total", "compactproxy_state_degraded",
+		"compactproxy_summaries_total", "compactproxy_summary_duration_seconds", "compactproxy_summary_prompt_tokens_total", "compactproxy_summary_rejections_total",
 	}
 	// Every known child exists at 0 before the first request.
 	before, err := testutil.GatherAndCount(r.Registry, ours...)

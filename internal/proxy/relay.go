@@ -258,7 +258,7 @@ func (pm *pump) early(event []byte) (out []byte, again bool) {
 	if !refusal.Kind.Overflow() {
 		return event, false
 	}
-	if ex.again(pm.req.Context(), refusal) {
+	if ex.again(pm.req.Context(), pm.req.Header, refusal) {
 		return nil, true
 	}
 	ex.refused = true
@@ -480,7 +480,7 @@ func (b *relayBody) Close() error {
 	for range b.pump.out { // until the pump has closed it
 	}
 	if b.spent {
-		b.pump.ex.rec.did("pending")
+		b.pump.ex.actions = append(b.pump.ex.actions, "pending")
 	}
 	return nil
 }
