@@ -75,10 +75,18 @@ type originalRow struct {
 	texts []textRow // as many as there are parts
 }
 
-// textRow is a literal ready for the file. What is stored already is not packed.
+// textRow is a literal ready for the file. Of what is stored already there is only
+// the key.
 type textRow struct {
 	key    transcript.Hash
+	hash   [sha256.Size]byte
+	size   int
 	packed []byte
+}
+
+func (p packer) textRow(literal []byte) textRow {
+	text := decode(literal)
+	return textRow{key: keyOf(literal), hash: sha256.Sum256(text), size: len(text), packed: p.pack(literal)}
 }
 
 func (s *Store) prepareFiled(c *conversation.Filed) (*filedRow, error) {
@@ -123,12 +131,11 @@ func (s *Store) packMissing(tx *sql.Tx, originals []originalRow) error {
 		o.shell = s.pack(o.cutMessage.shell)
 		o.texts = make([]textRow, len(o.parts))
 		for i, p := range o.parts {
-			t := &o.texts[i]
-			t.key = keyOf(p.literal)
-			if known, err := exists(findText, t.key); err != nil {
+			o.texts[i].key = keyOf(p.literal)
+			if known, err := exists(findText, o.texts[i].key); err != nil {
 				return err
 			} else if !known {
-				t.packed = s.pack(p.literal)
+				o.texts[i] = s.textRow(p.literal)
 			}
 		}
 	}
@@ -256,11 +263,9 @@ func (in *inserter) text(literal []byte, t textRow) (id int64, err error) {
 		return id, err
 	}
 	if t.packed == nil {
-		t.packed = in.pack(literal)
+		t = in.textRow(literal)
 	}
-	decoded := decode(literal)
-	hash := sha256.Sum256(decoded)
-	r, err := in.insertText.Exec(t.key[:], hash[:], len(decoded), t.packed)
+	r, err := in.insertText.Exec(t.key[:], t.hash[:], t.size, t.packed)
 	if err != nil {
 		return 0, err
 	}

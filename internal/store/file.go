@@ -31,9 +31,10 @@ const readers = 4
 // reads all of it.
 const checkBelow = 32 << 20
 
-// openFile opens a database and brings its schema up to date. Ids of checkpoints
-// begin above lastID. If the error is [isCorrupt], the file should be replaced.
-func openFile(path string, lastID int64) (*file, error) {
+// openFile opens the database and brings its schema up to date. If the error is
+// [isCorrupt], the file should be replaced.
+func (s *Store) openFile() (*file, error) {
+	path := s.path()
 	if path != memory {
 		// SQLite gives the files beside it the same permissions.
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -52,7 +53,7 @@ func openFile(path string, lastID int64) (*file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open state: %w", err)
 	}
-	if err := f.prepare(lastID); err != nil {
+	if err := s.prepare(f); err != nil {
 		_ = f.close()
 		if _, ok := errors.AsType[*NewerError](err); ok {
 			return nil, err
@@ -114,7 +115,9 @@ func (f *file) close() error {
 	return err
 }
 
-func (f *file) prepare(lastID int64) error {
+// prepare checks a database and brings it up to date. A new one gives no id of a
+// checkpoint that an older one has given.
+func (s *Store) prepare(f *file) error {
 	steps, err := readMigrations(migrations)
 	if err != nil {
 		return err
@@ -127,12 +130,20 @@ func (f *file) prepare(lastID int64) error {
 		return &NewerError{Path: f.path, Have: have, Want: len(steps)}
 	}
 	if info, err := os.Stat(f.path); err == nil && info.Size() < checkBelow {
-		if err := f.check(); err != nil {
+		err := f.check()
+		if inIndex(err) {
+			if err = f.clearIndex(); err == nil {
+				err = f.check()
+			}
+			s.report("the search index was damaged and is made anew")
+		}
+		if err != nil {
 			return err
 		}
 	}
-	// In this order, and before there is any table.
-	for _, pragma := range []string{"auto_vacuum = incremental", "journal_mode = wal"} {
+	// In this order, and before there is any table. Texts are some kilobytes: on pages of
+	// 4 KiB, which hold one each, the file is a third larger.
+	for _, pragma := range []string{"page_size = 8192", "auto_vacuum = incremental", "journal_mode = wal"} {
 		if _, err := f.write.Exec("PRAGMA " + pragma); err != nil {
 			return err
 		}
@@ -144,7 +155,7 @@ func (f *file) prepare(lastID int64) error {
 		return err
 	}
 	_, err = f.write.Exec(`INSERT INTO sqlite_sequence (name, seq) SELECT 'checkpoints', ?1
-		WHERE ?1 > 0 AND NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'checkpoints')`, lastID)
+		WHERE ?1 > 0 AND NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'checkpoints')`, s.lastID.Load())
 	return err
 }
 
@@ -193,6 +204,9 @@ func isCorrupt(err error) bool {
 
 // inIndex tells that only the search index is damaged, which can be made anew.
 func inIndex(err error) bool {
+	if e, ok := errors.AsType[*corruptError](err); ok {
+		return strings.Contains(strings.ToLower(e.what), "fts5")
+	}
 	e, ok := errors.AsType[*sqlite.Error](err)
 	return ok && e.Code() == sqlite3.SQLITE_CORRUPT_VTAB
 }

@@ -56,9 +56,9 @@ func (s *Store) IndexAll(ctx context.Context) error {
 
 // piece is what goes into the index as one row.
 type piece struct {
-	text        int64
-	first, last bool // of the text's
-	content     string
+	text    int64
+	last    bool // of the text's
+	content string
 }
 
 // indexSome indexes the texts that wait longest, and reports whether there were any.
@@ -70,6 +70,12 @@ func (s *Store) indexSome(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	more = len(pieces) > 0
+	if s.halfway && more {
+		if err := s.write("index", dropPieces); err != nil {
+			return false, err
+		}
+	}
+	s.halfway = true
 	for len(pieces) > 0 && ctx.Err() == nil {
 		n, size := 0, 0
 		for n < len(pieces) && n < stepTexts && (n == 0 || size+len(pieces[n].content) <= stepBytes) {
@@ -81,6 +87,7 @@ func (s *Store) indexSome(ctx context.Context) (more bool, err error) {
 		}
 		pieces = pieces[n:]
 	}
+	s.halfway = len(pieces) > 0
 	return more, nil
 }
 
@@ -113,18 +120,19 @@ func (s *Store) waiting() (pieces []piece, err error) {
 
 // indexPieces adds pieces whose texts are still there.
 func indexPieces(tx *sql.Tx, pieces []piece) error {
+	insertPiece, err := tx.Prepare("INSERT INTO pieces (text) SELECT id FROM texts WHERE id = ?")
+	if err != nil {
+		return err
+	}
+	defer insertPiece.Close()
+	insertWords, err := tx.Prepare("INSERT INTO search (rowid, text) VALUES (?, ?)")
+	if err != nil {
+		return err
+	}
+	defer insertWords.Close()
+	var whole []any
 	for _, p := range pieces {
-		if p.first { // an earlier attempt may have ended in the middle
-			for _, q := range []string{
-				"DELETE FROM search WHERE rowid IN (SELECT id FROM pieces WHERE text = ?)",
-				"DELETE FROM pieces WHERE text = ?",
-			} {
-				if _, err := tx.Exec(q, p.text); err != nil {
-					return err
-				}
-			}
-		}
-		r, err := tx.Exec("INSERT INTO pieces (text) SELECT id FROM texts WHERE id = ?", p.text)
+		r, err := insertPiece.Exec(p.text)
 		if err != nil {
 			return err
 		}
@@ -137,13 +145,24 @@ func indexPieces(tx *sql.Tx, pieces []piece) error {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec("INSERT INTO search (rowid, text) VALUES (?, ?)", rowid, p.content); err != nil {
+		if _, err := insertWords.Exec(rowid, p.content); err != nil {
 			return err
 		}
-		if !p.last {
-			continue
+		if p.last {
+			whole = append(whole, p.text)
 		}
-		if _, err := tx.Exec("UPDATE texts SET indexed = 1 WHERE id = ?", p.text); err != nil {
+	}
+	_, err = tx.Exec("UPDATE texts SET indexed = 1 WHERE id IN (0"+strings.Repeat(", ?", len(whole))+")", whole...)
+	return err
+}
+
+// dropPieces takes out what an attempt has left that ended inside of a text.
+func dropPieces(tx *sql.Tx) error {
+	for _, q := range []string{
+		"DELETE FROM search WHERE rowid IN (SELECT p.id FROM texts t JOIN pieces p ON p.text = t.id WHERE t.indexed = 0)",
+		"DELETE FROM pieces WHERE text IN (SELECT id FROM texts WHERE indexed = 0)",
+	} {
+		if _, err := tx.Exec(q); err != nil {
 			return err
 		}
 	}
@@ -152,7 +171,7 @@ func indexPieces(tx *sql.Tx, pieces []piece) error {
 
 // appendPieces cuts a text into pieces, between words.
 func appendPieces(pieces []piece, id int64, text []byte) []piece {
-	for first := true; ; first = false {
+	for {
 		n := len(text)
 		if n > stepBytes {
 			n = stepBytes
@@ -166,7 +185,7 @@ func appendPieces(pieces []piece, id int64, text []byte) []piece {
 		// SQLite takes text as UTF-8 that ends at a zero byte.
 		content := strings.ReplaceAll(strings.ToValidUTF8(string(text[:n]), "\uFFFD"), "\x00", " ")
 		text = text[n:]
-		pieces = append(pieces, piece{text: id, first: first, last: len(text) == 0, content: content})
+		pieces = append(pieces, piece{text: id, last: len(text) == 0, content: content})
 		if len(text) == 0 {
 			return pieces
 		}
@@ -186,14 +205,10 @@ func searchable(text []byte) []byte {
 	d.UseNumber()
 	for {
 		t, err := d.Token()
+		if err != nil { // at the end, or where it is no JSON: from there on as it stands
+			return append(out, text[d.InputOffset():]...)
+		}
 		switch t := t.(type) {
-		case nil:
-			if err != nil {
-				if d.InputOffset() < int64(len(bytes.TrimRight(text, " \t\r\n"))) {
-					return text // no JSON after all
-				}
-				return out
-			}
 		case string:
 			out = append(append(out, t...), '\n')
 		case json.Number:

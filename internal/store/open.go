@@ -46,6 +46,7 @@ type Store struct {
 
 	lastID   atomic.Int64 // the highest id of a checkpoint that was given
 	indexing sync.Mutex   // held for a step of the indexer
+	halfway  bool         // guarded by indexing: the last step may have ended inside of a text
 	wake     chan struct{}
 	stop     context.CancelFunc
 	stopped  sync.WaitGroup
@@ -61,7 +62,7 @@ func Open(o Options) (*Store, error) {
 	s := &Store{
 		packer: newPacker(),
 		dir:    o.Dir, archive: o.Archive, retention: o.Retention, maxBytes: o.MaxBytes, report: o.Report,
-		wake: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), halfway: true, // whatever the last process did
 	}
 	if s.report == nil {
 		s.report = func(string) {}
@@ -90,7 +91,7 @@ func (s *Store) open() error {
 		}
 	}
 	var err error
-	s.file, err = openFile(s.path(), s.lastID.Load())
+	s.file, err = s.openFile()
 	if isCorrupt(err) {
 		s.file, err = s.startOver(err)
 	}

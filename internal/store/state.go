@@ -130,7 +130,7 @@ func fromNanos(n int64) time.Time {
 // states reads conversations, the most recently used first. A row that cannot be
 // read is left out.
 func (s *Store) states(tx *sql.Tx, limit int) ([]conversation.State, error) {
-	rows, err := tx.Query(selectState+"ORDER BY used DESC, id LIMIT ?", limit)
+	rows, err := tx.Query(selectState+"ORDER BY used DESC, rowid DESC LIMIT ?", limit)
 	if err != nil {
 		return nil, err
 	}

@@ -1,10 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
-	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
@@ -75,12 +76,9 @@ func decode(literal []byte) []byte {
 		return literal
 	}
 	inner := literal[1 : len(literal)-1]
-	if !slices.Contains(inner, '\\') {
+	if bytes.IndexByte(inner, '\\') < 0 {
 		return inner
 	}
-	var s string
-	if json.Unmarshal(literal, &s) != nil {
-		return inner
-	}
-	return []byte(s)
+	out, _ := jsontext.AppendUnquote(nil, literal) // what is not UTF-8 becomes U+FFFD
+	return out
 }

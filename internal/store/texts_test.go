@@ -41,7 +41,7 @@ var nasty = []string{
 	`{"role":"tool","tool_call_id":"1","content":"{\"json\":[1,2.50,true,null,\"\\u00e9\"]}"}`,
 	`{"role":"critic","content":"unknown role","n":1e400,"n":-0.0}`,
 	`{"role":3,"content":4}`,
-	`{"role":"tool","tool_call_id":"1","content":"` + strings.Repeat("long ", 100_000) + `"}`,
+	`{"role":"tool","tool_call_id":"1","content":"` + strings.Repeat("long ", 40_000) + `"}`,
 }
 
 // recorded are the messages of our own sessions.

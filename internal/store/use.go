@@ -77,7 +77,7 @@ func (s *Store) reopen() error {
 		return nil
 	}
 	var err error
-	s.file, err = openFile(s.path(), s.lastID.Load())
+	s.file, err = s.openFile()
 	return err
 }
 
@@ -115,5 +115,5 @@ func (s *Store) startOver(cause error) (*file, error) {
 		s.moved = to
 		s.report(fmt.Sprintf("the state file was damaged (%v); it was moved to %s and a new one begun", cause, to))
 	}
-	return openFile(s.path(), s.lastID.Load())
+	return s.openFile()
 }
