@@ -11,6 +11,10 @@ type Trigger struct {
 	Threshold int
 	// Speed is the server's prefill over its decode rate, 0 if not known yet.
 	Speed float64
+	// Forward says that the model cannot return to a shorter prompt (sliding window,
+	// recurrent): whatever is changed, only what stands before the first turn stays
+	// cached.
+	Forward bool
 }
 
 // Compact makes a list shorter that has crossed the threshold, before the server
@@ -95,9 +99,9 @@ func (s Settings) enough(w *reduction, tr Trigger) (bool, string) {
 func (s Settings) price(w *reduction, tr Trigger) Price {
 	sc := w.req.Scale
 	tokens := func(weight int) int { return int(sc.Rate() * float64(weight)) }
-	head := sc.OverheadTokens()
-	if i := firstUser(w.entries); i >= 0 && i < w.tail {
-		head += tokens(weight(&w.entries[i].Message))
+	first, head := w.stays()
+	if tr.Forward {
+		first = head
 	}
 	length := SummaryLength(sc.windowOrPrompt())
 	const instruction = 300 // tokens of the request for a summary
@@ -105,7 +109,7 @@ func (s Settings) price(w *reduction, tr Trigger) Price {
 		Threshold: tr.Threshold, Speed: tr.Speed, Head: head, Length: length,
 		Passes:      sc.Tokens(w.size),
 		Summary:     head + length + tokens(weightOf(w.req.Entries[w.tail:])),
-		FirstChange: sc.Tokens(weightOf(w.entries[:w.firstChange()])),
+		FirstChange: first,
 		Uncached:    instruction,
 	}
 }

@@ -54,6 +54,10 @@ type Outcome struct {
 	Removed map[Pass]int
 	// Before and After are prompt sizes in tokens at the rate of the scale.
 	Before, After int
+	// Stays is how many tokens of the prompt stand before its first change, and Head
+	// how many of them before the first turn behind the task: what a server keeps
+	// cached that can return to a shorter prompt, and one that cannot.
+	Stays, Head int
 	// Reasons say in words what decided how far it went.
 	Reasons []string
 }
@@ -157,7 +161,18 @@ func (w *reduction) outcome() (Outcome, error) {
 	out := w.out
 	out.Entries, out.Open, out.After = w.entries, w.open, w.req.Scale.Tokens(w.size)
 	out.Covered, out.N = w.checkpointEnd()
+	out.Stays, out.Head = w.stays()
 	return out, nil
+}
+
+// stays is explained at [Outcome.Stays].
+func (w *reduction) stays() (first, head int) {
+	sc := w.req.Scale
+	head = sc.OverheadTokens()
+	if i := firstUser(w.req.Entries); i >= 0 && i < len(w.req.Entries)-1 {
+		head = sc.Tokens(weightOf(w.req.Entries[:i+1]))
+	}
+	return sc.Tokens(weightOf(w.entries[:w.firstChange()])), head
 }
 
 // checkpointEnd finds how far the checkpoint reaches: to the end of the closed

@@ -76,6 +76,9 @@ func (ex *exchange) learn() {
 		text = anchor.Forecast(w.bytes)
 	}
 	ex.model.learn(a, w.bytes, w.images, text)
+	if a.CacheKnown && ex.stays > 0 {
+		ex.model.rolledBack(ex.stays, ex.head, a.Cached)
+	}
 	if ex.side {
 		return
 	}

@@ -89,7 +89,7 @@ func (ex *exchange) compactOnce(ctx context.Context, h http.Header, trigger stri
 		}
 	}
 	before := ex.forecast
-	tr := compaction.Trigger{Threshold: ex.threshold, Speed: ex.model.ratio()}
+	tr := compaction.Trigger{Threshold: ex.threshold, Speed: ex.model.ratio(), Forward: ex.model.onlyForward()}
 	if tr.Threshold <= 0 || trigger == metrics.TriggerRequest {
 		tr.Threshold = min(max(tr.Threshold, 1), before)
 		if ex.threshold <= 0 {
@@ -407,7 +407,7 @@ func (ex *exchange) file(trigger string, out compaction.Outcome) {
 	}
 	p.metrics.CompactedTokens.WithLabelValues("before").Add(float64(out.Before))
 	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
-	ex.compacted = true
+	ex.compacted, ex.stays, ex.head = true, out.Stays, out.Head
 	if out.N > 0 {
 		covered := 0
 		if ex.checkpoint != nil {

@@ -38,6 +38,7 @@ type model struct {
 	speed    compaction.Speed
 	rate     float64 // tokens per byte of whole prompts, 0 before the first report
 	image    int     // tokens an image, 0 if not known
+	forward  bool    // it cannot return to a shorter prompt
 	warned   string  // the last warning about its threshold
 }
 
@@ -86,6 +87,31 @@ func (m *model) learn(a answer, bytes, images, text int) {
 	case images > 0 && text > 0 && a.Prompt > text:
 		m.image = min((a.Prompt-text)/images, 1<<14)
 	}
+}
+
+// rolledBack takes in what the server kept of a prompt whose beginning alone was
+// kept, of stays tokens, head of them before the first turn. A model with a
+// sliding window or a recurrent state goes back to a checkpoint of its own, at
+// worst to the beginning, and tells itself by that.
+func (m *model) rolledBack(stays, head, cached int) {
+	const far = 2048 // tokens: more than a batch, and than what templates render anew
+	if stays-head < far {
+		return // nothing to tell them apart by
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case cached >= stays-stays/8:
+		m.forward = false
+	case cached <= head+head/8+256:
+		m.forward = true
+	}
+}
+
+func (m *model) onlyForward() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.forward
 }
 
 // answers notes who answered, and reports whether it was another model the last

@@ -10,10 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/compactproxy/compactproxy/internal/compaction"
 	"github.com/compactproxy/compactproxy/internal/config"
 	"github.com/compactproxy/compactproxy/internal/llamasim"
+	"github.com/compactproxy/compactproxy/internal/llamatest"
 	"github.com/compactproxy/compactproxy/internal/pairing"
+	"github.com/compactproxy/compactproxy/internal/tinymodel"
 	"github.com/compactproxy/compactproxy/internal/transcript"
 )
 
@@ -30,19 +34,27 @@ type arm struct {
 
 var arms = []arm{
 	{name: "direct (ends at the window)", rewrite: func(_ *masker, body []byte) []byte { return body }},
-	{name: "compactproxy", options: []rigOption{counting}},
-	{name: "compactproxy, no exact count"},
-	{name: "compactproxy, only when refused", options: []rigOption{withConfig(func(c *config.Config) {
+	{name: "compactproxy", options: []rigOption{summarising(compaction.StyleAuto), bySettle(-1)}},
+	{name: "compactproxy, summaries in prose", options: []rigOption{summarising(compaction.StyleProse), bySettle(-1)}},
+	{name: "compactproxy, always a summary", options: []rigOption{summarising(compaction.StyleAuto)}},
+	{name: "compactproxy, no summaries", options: []rigOption{counting}},
+	{name: "compactproxy, no summaries, no exact count"},
+	{name: "compactproxy, no summaries, only when refused", options: []rigOption{withConfig(func(c *config.Config) {
 		c.Compaction.Threshold, c.Compaction.Predictive = config.Exactly(1), false
 	})}},
 	{name: "a mask that slides every turn", rewrite: (*masker).slide},
 }
 
+func bySettle(share float64) rigOption {
+	return func(o *Options) { o.Settings.Settle = share }
+}
+
 // spent is what one arm needed for one session.
 type spent struct {
-	turns, answered, refusals, compactions int
-	prefilled, floor                       int
-	verbatim, shown                        float64 // sums over requests past two thirds of the window
+	turns, answered, refusals    int
+	compactions, summaries       int
+	prefilled, summarised, floor int     // tokens; summarised is the part of prefilled that was for summaries
+	verbatim, shown              float64 // sums over requests past two thirds of the window
 }
 
 // TestPrefill measures how many tokens a server prefills over whole sessions,
@@ -55,7 +67,7 @@ func TestPrefill(t *testing.T) {
 		windows = []int{16384, 32768, 65536, 131072}
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, "| window | sessions | arm | turns answered | refusals | compactions in 100 turns | prefilled/floor | verbatim |\n|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&out, "| window | sessions | arm | turns answered | refusals | compactions in 100 turns | summaries | prefilled/floor | of it for summaries | verbatim |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, window := range windows {
 		var scripts []script
 		for _, s := range append(recordedScripts(t), longCorpus(t)...) {
@@ -71,9 +83,9 @@ func TestPrefill(t *testing.T) {
 			for _, s := range scripts {
 				sum.add(run1(t, a, s, window))
 			}
-			fmt.Fprintf(&out, "| %d | %d | %s | %d of %d | %d | %.1f | %.2f | %.2f |\n", window, len(scripts), a.name,
-				sum.answered, sum.turns, sum.refusals, 100*float64(sum.compactions)/float64(max(sum.answered, 1)),
-				float64(sum.prefilled)/float64(sum.floor), sum.verbatim/max(sum.shown, 1))
+			fmt.Fprintf(&out, "| %d | %d | %s | %d of %d | %d | %.1f | %.1f | %.2f | %.2f | %.2f |\n", window, len(scripts), a.name,
+				sum.answered, sum.turns, sum.refusals, 100*float64(sum.compactions)/float64(max(sum.answered, 1)), 100*float64(sum.summaries)/float64(max(sum.answered, 1)),
+				float64(sum.prefilled)/float64(sum.floor), float64(sum.summarised)/float64(sum.floor), sum.verbatim/max(sum.shown, 1))
 			if a.name == "compactproxy" {
 				if sum.compactions*4 > sum.answered {
 					t.Errorf("%d compactions in %d turns", sum.compactions, sum.answered)
@@ -90,14 +102,29 @@ func TestPrefill(t *testing.T) {
 	}
 }
 
+// summariser is a model that writes summaries of the length that is asked for, and
+// finds nothing missing in them.
+func summariser(r llamasim.Request) llamasim.Reply {
+	if n := len(r.Messages); n > 0 {
+		switch last := r.Messages[n-1].Content; {
+		case compaction.AsksForOmissions(last):
+			return llamasim.Reply{Text: "none"}
+		case compaction.AsksForSummary(last):
+			return llamasim.Reply{Text: strings.Repeat("a fact that was established, and the path of a file; ", 45)}
+		}
+	}
+	return llamasim.Reply{Text: "ok"}
+}
+
 func longCorpus(t *testing.T) (scripts []script) {
 	t.Run("corpus", func(t *testing.T) { scripts = corpusScripts(t) }) // skips itself where there is none
 	return scripts
 }
 
 func (s *spent) add(o spent) {
-	s.turns, s.answered, s.refusals, s.compactions = s.turns+o.turns, s.answered+o.answered, s.refusals+o.refusals, s.compactions+o.compactions
-	s.prefilled, s.floor = s.prefilled+o.prefilled, s.floor+o.floor
+	s.turns, s.answered, s.refusals = s.turns+o.turns, s.answered+o.answered, s.refusals+o.refusals
+	s.compactions, s.summaries = s.compactions+o.compactions, s.summaries+o.summaries
+	s.prefilled, s.summarised, s.floor = s.prefilled+o.prefilled, s.summarised+o.summarised, s.floor+o.floor
 	s.verbatim, s.shown = s.verbatim+o.verbatim, s.shown+o.shown
 }
 
@@ -114,7 +141,7 @@ func fullSize(t *testing.T, s script) int {
 // run1 plays one session through one arm.
 func run1(t *testing.T, a arm, s script, window int) spent {
 	t.Helper()
-	sim := llamasim.New(llamasim.Options{Window: window, Slots: 1, ImageTokens: 300, Reply: func(llamasim.Request) llamasim.Reply { return llamasim.Reply{Text: "ok"} }})
+	sim := llamasim.New(llamasim.Options{Window: window, Slots: 1, ImageTokens: 300, Reply: summariser})
 	r := start(t, sim, append([]rigOption{withWindow(window)}, a.options...)...)
 	m := &masker{settings: compaction.DefaultSettings()}
 	var sum spent
@@ -131,19 +158,26 @@ func run1(t *testing.T, a arm, s script, window int) spent {
 		}
 		sim.ForgetRequests()
 		res, _ := post(t, address+"/v1/chat/completions", out)
-		if hasAction(res, "passes") || hasAction(res, "recovery") {
+		if hasAction(res, "passes") || hasAction(res, "recovery") || hasAction(res, "summary") {
 			sum.compactions++
+		}
+		if hasAction(res, "summary") {
+			sum.summaries++
 		}
 		var last llamasim.Recorded
 		for _, rec := range sim.Requests() {
 			if !slices.Contains(chatRoutes, rec.RequestURI) {
 				continue
 			}
-			if rec.Status == http.StatusOK {
-				last = rec
-			} else {
+			if rec.Status != http.StatusOK {
 				sum.refusals++
+				continue
 			}
+			if last.Status != 0 {
+				sum.summarised += last.PromptTokens - last.CachedTokens
+			}
+			sum.prefilled += rec.PromptTokens - rec.CachedTokens
+			last = rec
 		}
 		if res.StatusCode != http.StatusOK {
 			if a.rewrite != nil {
@@ -153,7 +187,6 @@ func run1(t *testing.T, a arm, s script, window int) spent {
 			continue
 		}
 		sum.answered++
-		sum.prefilled += last.PromptTokens - last.CachedTokens
 		sum.floor = full
 		if full >= window*2/3 {
 			sum.verbatim += verbatimShare(t, body, last.Body)
@@ -212,4 +245,42 @@ func (m *masker) slide(raw []byte) []byte {
 		return raw
 	}
 	return bytes.Clone(body.Rewrite(list))
+}
+
+// TestPrefill_RealServer measures the same on a real llama-server, for the longest
+// sessions: tokens processed for the turns and for the calls for summaries, in
+// both styles and without.
+func TestPrefill_RealServer(t *testing.T) {
+	if !*prefill {
+		t.Skip("run with -prefill (make prefill)")
+	}
+	fmt.Println("| model | window | session | arm | turns | compactions | summaries (extend + prose) | processed/floor | of it for summaries | tokens processed for a summary call |\n|---|---|---|---|---|---|---|---|---|---|")
+	scripts := corpusScripts(t)
+	slices.SortFunc(scripts, func(a, b script) int { return b.turns - a.turns })
+	scripts = append(recordedScripts(t)[1:2], scripts[:2]...)
+	for _, kind := range []struct {
+		name string
+		arch tinymodel.Arch
+	}{{"full attention", ""}, {"sliding window", tinymodel.Gemma3}} {
+		for _, window := range []int{16384, 32768} {
+			server := llamatest.Options{Context: window, Slots: 1, Model: tinymodel.Options{Arch: kind.arch}}.Start(t)
+			for _, s := range scripts {
+				for _, a := range arms[:4] {
+					if a.name == "compactproxy, always a summary" {
+						continue
+					}
+					b := startReal(t, server.URL)
+					r := start(t, b, append([]rigOption{withWindow(window)}, a.options...)...)
+					p := play(t, s, window, b, r)
+					count := func(style compaction.Style) float64 {
+						return testutil.ToFloat64(r.metrics.Summaries.WithLabelValues(string(style)))
+					}
+					asked := testutil.ToFloat64(r.metrics.SummaryPrompt.WithLabelValues("processed"))
+					calls := float64(r.Logs.FilterMessage("summarised").Len() + r.Logs.FilterMessage("no summary").Len())
+					fmt.Printf("| %s | %d | %s | %s | %d | %d | %.0f + %.0f | %.2f | %.2f | %.0f |\n", kind.name, window, s.name, a.name, p.turns, p.compactions,
+						count(compaction.StyleExtend), count(compaction.StyleProse), (float64(p.processed)+asked)/float64(p.floor), asked/float64(p.floor), asked/max(calls, 1))
+				}
+			}
+		}
+	}
 }

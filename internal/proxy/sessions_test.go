@@ -214,10 +214,16 @@ type played struct {
 	floor              int // tokens of the agent's whole history
 }
 
-// play sends the session's requests in order.
-func play(t *testing.T, s script, window int, server backend) played {
+// play sends the session's requests in order, through a proxy of its own or the
+// one that is given.
+func play(t *testing.T, s script, window int, server backend, own ...*rig) played {
 	t.Helper()
-	r := start(t, server, counting, withWindow(window))
+	var r *rig
+	if len(own) > 0 {
+		r = own[0]
+	} else {
+		r = start(t, server, counting, withWindow(window))
+	}
 	var p played
 	var last [][]byte
 	size := 0
@@ -244,7 +250,7 @@ func play(t *testing.T, s script, window int, server backend) played {
 			t.Errorf("%s at %d: turn %d: status %d: %.300s", s.name, window, turn, res.StatusCode, answer1)
 			continue
 		}
-		compacted := hasAction(res, "recovery") || hasAction(res, "passes")
+		compacted := hasAction(res, "recovery") || hasAction(res, "passes") || hasAction(res, "summary")
 		if compacted {
 			p.compactions++
 			was := sent[0] // what was refused
