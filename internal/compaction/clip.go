@@ -197,10 +197,11 @@ func cutText(m transcript.Message, limit int) transcript.Message {
 	return m
 }
 
-// newestInstruction is the entry of the newest user message, -1 if none.
+// newestInstruction is the entry of the newest message in which the user says
+// something, -1 if there is none.
 func newestInstruction(entries []Entry) int {
 	for i := len(entries) - 1; i >= 0; i-- {
-		if entries[i].Role == transcript.User {
+		if instructs(&entries[i].Message) {
 			return i
 		}
 	}

@@ -82,7 +82,7 @@ func (s Settings) rebuild(entries []Entry, at int, originals []transcript.Messag
 			pinned = texts[0]
 		}
 	}
-	if facts := s.facts(withoutNewest(dropped, pinned), limit); facts != "" {
+	if facts := s.facts(dropped, pinned, limit); facts != "" {
 		blocks = append(blocks, facts)
 	}
 	if pinned != "" {
@@ -100,23 +100,13 @@ func (s Settings) rebuild(entries []Entry, at int, originals []transcript.Messag
 	return append(out, entries[at:]...)
 }
 
-// firstUser is the entry of the task, -1 if there is none.
+// firstUser is the entry of the task, the first in which the user says something;
+// -1 if there is no user message.
 func firstUser(entries []Entry) int {
+	if i := slices.IndexFunc(entries, func(e Entry) bool { return instructs(&e.Message) }); i >= 0 {
+		return i
+	}
 	return slices.IndexFunc(entries, func(e Entry) bool { return e.Role == transcript.User })
-}
-
-// withoutNewest leaves out the user message that is pinned, so that it does not
-// stand among the facts as well.
-func withoutNewest(list []transcript.Message, pinned string) []transcript.Message {
-	if pinned == "" {
-		return list
-	}
-	for i := len(list) - 1; i >= 0; i-- {
-		if list[i].Role == transcript.User && strings.TrimSpace(list[i].Text()) == pinned {
-			return append(append([]transcript.Message(nil), list[:i]...), list[i+1:]...)
-		}
-	}
-	return list
 }
 
 // state is the agent's plan where its newest call is dropped: it is looked for in

@@ -22,9 +22,10 @@ const (
 // system messages from the stretch, what the user said since the task (newest
 // first, verbatim), files written and read, failures that still stand. It is
 // made from the originals, which the client sends again on each request, so it
-// cannot drift from one compaction to the next. limit is in characters; "" is
-// returned for a stretch without facts.
-func (s Settings) facts(dropped []transcript.Message, limit int) string {
+// cannot drift from one compaction to the next. pinned is what the user said last,
+// which stands elsewhere, or "". limit is in characters; "" is returned for a
+// stretch without facts.
+func (s Settings) facts(dropped []transcript.Message, pinned string, limit int) string {
 	var system []string
 	for i := range dropped {
 		if dropped[i].Role.Instructs() {
@@ -32,6 +33,9 @@ func (s Settings) facts(dropped []transcript.Message, limit int) string {
 		}
 	}
 	said := s.said(dropped)
+	if len(said) > 0 && said[0] == pinned {
+		said = said[1:]
+	}
 	written, read, failed := s.worked(dropped)
 	b := bounded{room: limit - utf8.RuneCountInString(factsHeader)}
 	// What instructs comes first, and neither the operator nor a talkative user
@@ -41,6 +45,7 @@ func (s Settings) facts(dropped []transcript.Message, limit int) string {
 	b.section("Files written:", written, b.room)
 	b.section("Calls that failed and have not succeeded since:", failed, b.room)
 	b.section("Files read:", read, b.room)
+	b.section("Written into the user's messages by the agent's program, not by the user:", injected(dropped), b.room)
 	if b.text.Len() == 0 {
 		return ""
 	}
@@ -75,20 +80,52 @@ func (b *bounded) section(title string, items []string, room int) {
 	}
 }
 
-// said lists the user's texts behind the first user message, which is the task.
+// words is what the user wrote in a message: without what the agent's program put
+// into it.
+func words(m *transcript.Message) string {
+	own, _ := agents.Harness(m.Text())
+	return own
+}
+
+// instructs tells a message in which the user says something; an image says
+// something too.
+func instructs(m *transcript.Message) bool {
+	return m.Role == transcript.User && (m.Images() > 0 || words(m) != "")
+}
+
+// said lists the user's words behind the task, newest first.
 func (s Settings) said(dropped []transcript.Message) []string {
 	var texts []string
-	task := true
+	task := firstUser(Entries(dropped, 0))
 	for i := range dropped {
+		if i <= task || dropped[i].Role != transcript.User {
+			continue
+		}
+		if t := words(&dropped[i]); t != "" {
+			texts = append(texts, t)
+		}
+	}
+	slices.Reverse(texts)
+	return texts
+}
+
+// injected lists what the agent's program put into user messages, the newest
+// first, each once.
+func injected(dropped []transcript.Message) []string {
+	var texts []string
+	seen := map[string]bool{}
+	for i := len(dropped) - 1; i >= 0; i-- {
 		if dropped[i].Role != transcript.User {
 			continue
 		}
-		if t := strings.TrimSpace(dropped[i].Text()); t != "" && !task {
-			texts = append(texts, t)
+		_, blocks := agents.Harness(dropped[i].Text())
+		for _, b := range blocks {
+			if !seen[b] {
+				seen[b] = true
+				texts = append(texts, agents.HarnessLabel+" "+b)
+			}
 		}
-		task = false
 	}
-	slices.Reverse(texts)
 	return texts
 }
 

@@ -47,7 +47,7 @@ func TestFacts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := DefaultSettings().facts(listOf(tt.list), 10_000)
+			got := DefaultSettings().facts(listOf(tt.list), "", 10_000)
 			want := tt.want
 			if want != "" {
 				want = factsHeader + want
@@ -63,7 +63,7 @@ func TestFacts(t *testing.T) {
 // only an image is the task as well; what the user said next is not.
 func TestFactsAfterATaskWithoutText(t *testing.T) {
 	image := message(`{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:x"}}]}`)
-	got := DefaultSettings().facts(listOf(image, says("What is it?"), user("Rebuild this page in HTML."), says("ok")), 1000)
+	got := DefaultSettings().facts(listOf(image, says("What is it?"), user("Rebuild this page in HTML."), says("ok")), "", 1000)
 	if !strings.Contains(got, "Rebuild this page in HTML.") {
 		t.Errorf("the instruction is lost: %q", got)
 	}
@@ -76,7 +76,7 @@ func TestFactsAreBounded(t *testing.T) {
 		list = append(list, read("/src/"+strings.Repeat("long", 20)+".go", "x")...)
 	}
 	for _, limit := range []int{0, 1, 100, 200, 260, 400, 1000, 5000, 20_000} {
-		got := DefaultSettings().facts(list, limit)
+		got := DefaultSettings().facts(list, "", limit)
 		if n := utf8.RuneCountInString(got); n > max(limit, 0) && got != "" {
 			t.Errorf("limit %d: %d characters", limit, n)
 		}
@@ -100,5 +100,37 @@ func TestFirstLine(t *testing.T) {
 		if got := firstLine(tt.text, tt.n); got != tt.want {
 			t.Errorf("firstLine(%q, %d) = %q, want %q", tt.text, tt.n, got, tt.want)
 		}
+	}
+}
+
+// What an agent's program writes into user messages is labelled, and never the
+// user's words, the task or the newest instruction.
+func TestFacts_Harness(t *testing.T) {
+	list := listOf(
+		user("<environment_context>cwd is /srv</environment_context>"),
+		user("port it to go"),
+		read("a.py", lines("a", 300)), read("b.py", lines("b", 300)),
+		user("keep the flags\n<turn-context>it is noon</turn-context>"),
+		read("c.py", lines("c", 300)), read("d.py", lines("d", 300)),
+		user("<system-reminder>no edits now</system-reminder>"),
+		read("e.py", lines("e", 300)),
+	)
+	entries := Entries(list, 0)
+	got := DefaultSettings().rebuild(entries, len(list)-2, list, scaleOf(entries, 0, 32768), "")
+	head := got[0]
+	if head.Task.Text() != "port it to go" {
+		t.Errorf("the task is %q", head.Task.Text())
+	}
+	text := head.Text()
+	if want := instructionHeader + "\nkeep the flags"; !strings.HasSuffix(text, want) {
+		t.Errorf("the newest instruction is not %q in %q", want, text)
+	}
+	for _, want := range []string{"- [harness] <system-reminder>no edits now</system-reminder>", "- [harness] <turn-context>it is noon</turn-context>", "- [harness] <environment_context>"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %q", want, text)
+		}
+	}
+	if strings.Contains(text, "Said by the user") {
+		t.Errorf("words of a program are the user's in %q", text)
 	}
 }
