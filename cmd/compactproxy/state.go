@@ -19,7 +19,7 @@ const entriesBytes = 256 << 20
 // of a newer program, is an error; with one that cannot be opened for any other
 // reason the proxy serves from memory.
 func (a *app) openState() error {
-	o := conversation.Options{Conversations: a.cfg.Limits.Conversations, Bytes: entriesBytes, OnHealth: a.health}
+	o := conversation.Options{Conversations: a.cfg.Limits.Conversations, Bytes: entriesBytes, Retention: a.cfg.State.Retention, OnHealth: a.health}
 	dir, err := a.cfg.State.Dir()
 	if err == nil {
 		a.store, err = openStore(a.cfg, dir, func(event string) { a.log.Warn(event, zap.String("folder", dir)) })

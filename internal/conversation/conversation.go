@@ -23,6 +23,8 @@ type Conversation struct {
 	pins     map[transcript.Hash]Pin
 	pinBytes int
 	unread   string // the conversation whose pins are still to be read from the store, "" for none
+	// inherited pins are stored under the other conversation only.
+	inherited bool
 }
 
 // Anchor returns the last reports.

@@ -55,7 +55,10 @@ type Resolved struct {
 type Options struct {
 	Store         Store // nil keeps everything in memory
 	Conversations int   // live ones
-	Bytes         int   // of entries in memory
+	// Retention is how long a live conversation may be unused before the store may
+	// remove it; 0 for ever.
+	Retention time.Duration
+	Bytes     int // of entries in memory
 	// OnHealth is told when the store begins to fail, and with nil when it is well
 	// again. It must not call the index.
 	OnHealth func(error)
@@ -63,10 +66,11 @@ type Options struct {
 
 // Index knows the live conversations and the checkpoints.
 type Index struct {
-	store    Store
-	maxBytes int
-	onHealth func(error)
-	now      func() time.Time
+	store     Store
+	maxBytes  int
+	retention time.Duration
+	onHealth  func(error)
+	now       func() time.Time
 
 	mu       sync.Mutex
 	bytes    int
@@ -92,7 +96,7 @@ type Index struct {
 // without what could not be read.
 func NewIndex(o Options) (*Index, error) {
 	x := &Index{
-		store: o.Store, maxBytes: o.Bytes, onHealth: o.OnHealth, now: time.Now,
+		store: o.Store, maxBytes: o.Bytes, retention: o.Retention, onHealth: o.OnHealth, now: time.Now,
 		refs: map[int64]Ref{}, byChain: map[transcript.Hash][]int64{},
 		byLast: map[transcript.Hash][]*Conversation{}, byFirst: map[transcript.Hash][]*Conversation{},
 		dirty: map[*Conversation]bool{},

@@ -208,18 +208,24 @@ func (x *Index) Prune() {
 	if x.store == nil {
 		return
 	}
+	x.Flush() // the store decides by what is replayed
 	x.mu.Lock()
-	live := x.live.Keys()
+	var live []string
+	for _, c := range x.live.Values() {
+		if x.retention <= 0 || x.now().Sub(c.state.Used) < x.retention {
+			live = append(live, c.ID)
+		}
+	}
 	x.mu.Unlock()
 	removed, err := x.store.Prune(live)
+	x.mu.Lock()
+	for _, id := range removed {
+		x.live.Remove(id)
+		x.disown(id)
+	}
+	x.mu.Unlock()
 	if err != nil {
 		x.failed(err)
-		return
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, id := range removed {
-		x.disown(id)
 	}
 }
 

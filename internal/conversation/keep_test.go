@@ -22,6 +22,7 @@ type kept struct {
 	turns   []Turn
 	commits []Commit
 	removed []string // what Prune removes next
+	live    []string // what it was told to keep
 	err     error
 }
 
@@ -83,7 +84,10 @@ func (k *kept) Forget(id string) error {
 	return k.err
 }
 
-func (k *kept) Prune([]string) ([]string, error) { return k.removed, k.err }
+func (k *kept) Prune(live []string) ([]string, error) {
+	k.live = live
+	return k.removed, k.err
+}
 
 func (k *kept) Size() int64 { return int64(len(k.entries)) }
 
@@ -382,6 +386,12 @@ func TestPins(t *testing.T) {
 	if got := texts(x, fork); got != "[one three]" {
 		t.Errorf("the fork has %s", got)
 	}
+	// They are the fork's own once it pins something.
+	x.Pin(fork, nil)
+	x.Flush()
+	if got := len(store.pins[fork.ID]); got != 2 {
+		t.Errorf("%d pins of the fork are stored", got)
+	}
 	// A checkpoint stands for what it covers.
 	file(x, c, r, 3, "short")
 	if got := texts(x, c); got != "[five]" || x.Stats().Bytes < len("five") {
@@ -430,10 +440,18 @@ func TestForgetAndPrune(t *testing.T) {
 		t.Error("still live")
 	}
 
-	store.removed = []string{c.ID, fork.ID}
+	// What a live one replays stays, whoever filed it.
+	store.removed = []string{c.ID}
 	x.Prune()
-	if got := x.Stats().Checkpoints; got != 1 { // the fork is live
+	if got := x.Stats().Checkpoints; got != 1 {
 		t.Errorf("%d checkpoints", got)
+	}
+	// One that was not used for long is not live to the store.
+	x.retention, x.now = time.Hour, func() time.Time { return time.Now().Add(2 * time.Hour) }
+	store.removed = []string{fork.ID}
+	x.Prune()
+	if len(store.live) != 0 || x.Stats().Conversations != 1 { // the one that was opened after Forget
+		t.Errorf("live %v, %d conversations", store.live, x.Stats().Conversations)
 	}
 }
 
@@ -513,5 +531,26 @@ func BenchmarkResolve(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Checkpoints of the first version, without summaries, are read; a summary
+// survives the store.
+func TestCodecVersions(t *testing.T) {
+	entries := compaction.Entries(list("task and facts"), 3)
+	task := list("task")[0]
+	entries[0].Edit, entries[0].Task, entries[0].Summary = compaction.Rebuilt, &task, "what was done"
+	b := encodeEntries(entries)
+	got, err := DecodeEntries(b)
+	if err != nil || got[0].Summary != "what was done" || got[0].Task.Text() != "task" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	old := append([]byte{1}, b[1:len(b)-1-len("what was done")]...)
+	got, err = DecodeEntries(old)
+	if err != nil || got[0].Summary != "" || got[0].Task.Text() != "task" || got[0].End != 4 {
+		t.Errorf("version 1: %+v, %v", got, err)
+	}
+	if _, err := DecodeEntries(append([]byte{3}, b[1:]...)); err == nil {
+		t.Error("a newer version is read")
 	}
 }

@@ -23,6 +23,7 @@ func (x *Index) Pins(c *Conversation) map[transcript.Hash]Pin {
 		x.mu.Lock()
 		c.unread = ""
 		x.pin(c, pins)
+		c.inherited = c.inherited || from != c.ID && len(pins) > 0
 		x.mu.Unlock()
 	}
 	x.mu.Lock()
@@ -33,7 +34,16 @@ func (x *Index) Pins(c *Conversation) map[transcript.Hash]Pin {
 // Pin keeps the bytes with which messages are forwarded, and returns when a kill
 // of the process cannot undo that.
 func (x *Index) Pin(c *Conversation, pins []Pin) {
-	x.commit(c, nil, pins)
+	x.mu.Lock()
+	stored := pins
+	if c.inherited { // and so far the other conversation's
+		c.inherited = false
+		for _, p := range c.pins {
+			stored = append(stored[:len(stored):len(stored)], p)
+		}
+	}
+	x.mu.Unlock()
+	x.commit(c, nil, stored)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.pin(c, pins)
@@ -99,4 +109,5 @@ func (x *Index) inherit(c, from *Conversation, r Request) {
 		}
 	}
 	x.setPins(c, shared)
+	c.inherited = len(shared) > 0
 }

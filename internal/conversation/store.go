@@ -33,8 +33,9 @@ type Store interface {
 	Forget(conversation string) error
 	// Prune removes conversations that were not used since the retention, and the
 	// longest unused ones while the store is larger than its bound, and says which.
-	// It keeps the live ones, of which it only removes originals, and only if
-	// nothing else brings it within its bound.
+	// It keeps the live ones; of those it removes superseded checkpoints and then
+	// originals, and only if nothing else brings it within its bound. What was removed
+	// before an error is returned with it.
 	Prune(live []string) (removed []string, err error)
 	// Size is what the store takes on disk, in bytes.
 	Size() int64

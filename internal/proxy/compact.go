@@ -88,6 +88,9 @@ func (ex *exchange) compactOnce(ctx context.Context, h http.Header, trigger stri
 			return
 		}
 	}
+	if trigger == metrics.TriggerThreshold && !ex.worthAnAttempt() {
+		return // another request has just tried
+	}
 	before := ex.forecast
 	tr := compaction.Trigger{Threshold: ex.threshold, Speed: ex.model.ratio(), Forward: ex.model.onlyForward()}
 	if tr.Threshold <= 0 || trigger == metrics.TriggerRequest {
@@ -97,13 +100,17 @@ func (ex *exchange) compactOnce(ctx context.Context, h http.Header, trigger stri
 		}
 	}
 	out, how, err := ex.shorter(ctx, h, trigger, tr)
-	if err != nil {
+	switch {
+	case trigger == metrics.TriggerRequest && (errors.Is(err, compaction.ErrNothingToCut) || errors.Is(err, compaction.ErrNothing)):
+		return // there is nothing to do, and that is no failure
+	case err != nil && ctx.Err() != nil:
+		return // nobody waits any more: as if it had never begun
+	case err != nil:
 		ex.rejected(trigger, err, before, ex.window)
 		ex.mark(before)
 		return
-	}
-	if ex.mode == config.ModeObserve {
-		ex.observed(trigger, out)
+	case ex.mode == config.ModeObserve:
+		ex.observed(trigger, how, out)
 		return
 	}
 	undo := ex.asBefore()
@@ -160,12 +167,12 @@ func (ex *exchange) shorter(ctx context.Context, h http.Header, trigger string, 
 	switch {
 	case err == nil:
 		return out, "summary", nil
-	case ctx.Err() != nil: // nobody waits any more
+	case ctx.Err() != nil:
 		return out, "", ctx.Err()
 	case passesFit: // they are less than was wanted, and better than nothing
 		ex.warn(err)
 		return passes, "passes", nil
-	case errors.Is(err, compaction.ErrNothingToCut):
+	case errors.Is(err, compaction.ErrNothingToCut) && trigger != metrics.TriggerRequest:
 		out, err = s.Shorten(req, tr)
 		return out, "passes", err
 	}
@@ -184,7 +191,7 @@ func (ex *exchange) summarise(ctx context.Context, h http.Header, req compaction
 	defer cancel()
 	start := time.Now()
 	s := p.settings
-	w := writer{generator: p.generator, body: ex.body, header: h, model: p.summary.Model}
+	w := writer{generator: p.generator, body: ex.body, header: h, model: p.summary.Model, progress: p.tracker.LlamaServer()}
 	if w.model != "" && w.model != ex.body.Model {
 		s.Summary.Style = compaction.StyleProse // another model has nothing of it cached
 	}
@@ -345,7 +352,7 @@ func (ex *exchange) fitAnew(ctx context.Context, h http.Header, prompt, window i
 		ex.did("summary")
 	}
 	if ex.mode == config.ModeObserve {
-		ex.observed(metrics.TriggerRecovery, out)
+		ex.observed(metrics.TriggerRecovery, "recovery", out)
 		return true
 	}
 	ex.take(out)
@@ -384,11 +391,9 @@ func (ex *exchange) rejected(trigger string, err error, prompt, window int) {
 		zap.Error(err), zap.Int("prompt_tokens", prompt), zap.Int("threshold_tokens", ex.threshold), zap.Int("window_tokens", window))
 }
 
-func (ex *exchange) observed(trigger string, out compaction.Outcome) {
+func (ex *exchange) observed(trigger, how string, out compaction.Outcome) {
 	p := ex.p
-	if trigger != metrics.TriggerRecovery {
-		ex.did("passes")
-	}
+	ex.did(how)
 	p.metrics.Compactions.WithLabelValues(trigger, string(out.Kind), metrics.ResultObserved).Inc()
 	p.log.Info("would have compacted", zap.String("conversation", ex.conv.ID), zap.String("trigger", trigger), zap.String("kind", string(out.Kind)),
 		zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("window_tokens", ex.window))

@@ -47,6 +47,8 @@ func (f *fixedWindow) Learn(_ string, tokens int) bool {
 
 func (f *fixedWindow) Touch() {}
 
+func (f *fixedWindow) LlamaServer() bool { return true }
+
 func (f *fixedWindow) Invalidate(string) {}
 
 // rig is a proxy in front of an upstream, with everything that a test may look

@@ -26,6 +26,9 @@ import (
 type Tracker interface {
 	// Window is the window of a model per slot.
 	Window(model string) upstream.Window
+	// LlamaServer tells whether the server is one, as far as is known: others refuse
+	// what they do not know.
+	LlamaServer() bool
 	// Learn takes in the window in tokens that a refusal named.
 	Learn(model string, window int) (changed bool)
 	// Touch says that a request came: what is known may be old.

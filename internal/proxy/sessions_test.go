@@ -253,9 +253,9 @@ func play(t *testing.T, s script, window int, server backend, own ...*rig) playe
 		compacted := hasAction(res, "recovery") || hasAction(res, "passes") || hasAction(res, "summary")
 		if compacted {
 			p.compactions++
-			was := sent[0] // what was refused
-			if len(sent) == 1 {
-				was = body
+			was := body
+			if hasAction(res, "recovery") && !hasAction(res, "summary") {
+				was = sent[0] // what was refused
 			}
 			before, _ := server.count(t, was)
 			after, err := server.count(t, final)

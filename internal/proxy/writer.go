@@ -26,6 +26,7 @@ type writer struct {
 	body      *transcript.Body
 	header    http.Header // credentials
 	model     string      // for prose; "" is the client's
+	progress  bool        // the server reports what it has cached before it goes on
 }
 
 func (w writer) whole(list []transcript.Message) []transcript.Message {
@@ -35,7 +36,7 @@ func (w writer) whole(list []transcript.Message) []transcript.Message {
 
 // Extend implements [compaction.Writer].
 func (w writer) Extend(ctx context.Context, list []transcript.Message, maxTokens int) (compaction.Written, error) {
-	body, err := w.body.Extend(w.whole(list), maxTokens)
+	body, err := w.body.Extend(w.whole(list), maxTokens, w.progress)
 	if err != nil {
 		return compaction.Written{}, err
 	}
@@ -57,7 +58,7 @@ func (w writer) Ask(ctx context.Context, system, user string, maxTokens int) (co
 	if model == "" {
 		model = w.body.Model
 	}
-	g, err := w.generator.Generate(ctx, upstream.ProseBody(model, system, user, maxTokens), w.header, 0)
+	g, err := w.generator.Generate(ctx, upstream.ProseBody(model, system, user, maxTokens, w.progress), w.header, 0)
 	return written(g), err
 }
 

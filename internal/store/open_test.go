@@ -330,8 +330,10 @@ func TestUse_DamageAtRunTime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			s.mu.Lock()
 			old := s.file
 			s.file = f
+			s.mu.Unlock()
 			if err := old.close(); err != nil {
 				t.Log(err)
 			}

@@ -96,9 +96,9 @@ func TestForget_GivesPagesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s.Size()
-	commit(t, s, "large", epoch, filed("large", 0, 1, "e", result(t, "1", noise(1<<20))))
+	commit(t, s, "large", epoch, filed("large", 0, 1, "e", result(t, "1", noise(1<<18))))
 	indexAll(t, s)
-	if s.Size() < before+1<<20 {
+	if s.Size() < before+1<<18 {
 		t.Fatalf("size %d after %d", s.Size(), before)
 	}
 	if err := s.Forget("large"); err != nil {

@@ -41,7 +41,7 @@ var nasty = []string{
 	`{"role":"tool","tool_call_id":"1","content":"{\"json\":[1,2.50,true,null,\"\\u00e9\"]}"}`,
 	`{"role":"critic","content":"unknown role","n":1e400,"n":-0.0}`,
 	`{"role":3,"content":4}`,
-	`{"role":"tool","tool_call_id":"1","content":"` + strings.Repeat("long ", 40_000) + `"}`,
+	`{"role":"tool","tool_call_id":"1","content":"` + strings.Repeat("long ", 20_000) + `"}`,
 }
 
 // recorded are the messages of our own sessions.
@@ -64,7 +64,10 @@ func recorded(t testing.TB) (messages []transcript.Message) {
 func TestCommit_OriginalsComeBackByteForByte(t *testing.T) {
 	kinds(t, func(t *testing.T, dir string) {
 		s := openStore(t, Options{Dir: dir, Archive: true, Report: func(e string) { t.Error(e) }})
-		messages := recorded(t)
+		var messages []transcript.Message
+		if dir != memory {
+			messages = recorded(t)
+		}
 		for _, raw := range nasty {
 			messages = append(messages, message(t, raw))
 		}

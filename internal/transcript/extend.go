@@ -20,9 +20,9 @@ var bending = map[string]bool{
 
 // Extend returns the body of a request of our own on top of the client's: the
 // same bytes with this list in place of the messages, so that the server renders
-// the prompt that it has cached; streamed, with progress and usage reported, no
-// call of a tool allowed, and at most maxTokens generated.
-func (b *Body) Extend(list []Message, maxTokens int) ([]byte, error) {
+// the prompt that it has cached; streamed, with usage reported, and progress where
+// that is wanted, no call of a tool allowed, and at most maxTokens generated.
+func (b *Body) Extend(list []Message, maxTokens int, progress bool) ([]byte, error) {
 	raw := b.Rewrite(list)
 	w := newWalker(raw)
 	var edits []splice
@@ -53,7 +53,11 @@ func (b *Body) Extend(list []Message, maxTokens int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := []byte(`"stream":true,"stream_options":{"include_usage":true},"return_progress":true,"max_tokens":`)
+	own := []byte(`"stream":true,"stream_options":{"include_usage":true},`)
+	if progress {
+		own = append(own, `"return_progress":true,`...)
+	}
+	own = append(own, `"max_tokens":`...)
 	own = strconv.AppendInt(own, int64(maxTokens), 10)
 	if b.HasTools {
 		own = append(own, `,"tool_choice":"none"`...)

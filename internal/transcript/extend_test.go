@@ -28,7 +28,7 @@ func TestExtend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := body.Extend(append(body.Messages, NewUser("ask")), 77)
+			got, err := body.Extend(append(body.Messages, NewUser("ask")), 77, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func FuzzExtend(f *testing.F) {
 		if err != nil {
 			return
 		}
-		got, err := body.Extend(append(body.Messages, NewUser("ask")), 9)
+		got, err := body.Extend(append(body.Messages, NewUser("ask")), 9, false)
 		if err != nil {
 			t.Fatalf("refused: %v", err)
 		}

@@ -146,11 +146,12 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	return nil, err
 }
 
-// ProseBody is the body of a request that asks with a text alone.
-func ProseBody(model, system, user string, maxTokens int) []byte {
+// ProseBody is the body of a request that asks with a text alone. progress asks llama-server to report
+// how it gets on.
+func ProseBody(model, system, user string, maxTokens int, progress bool) []byte {
 	body, err := json.Marshal(struct {
 		openai.ChatCompletionRequest
-		Progress bool `json:"return_progress"` // before the first token, so that a dead server shows
+		Progress bool `json:"return_progress,omitempty"`
 	}{openai.ChatCompletionRequest{
 		Model: model,
 		Messages: []openai.ChatCompletionMessage{
@@ -158,7 +159,7 @@ func ProseBody(model, system, user string, maxTokens int) []byte {
 			{Role: openai.ChatMessageRoleUser, Content: user},
 		},
 		MaxTokens: maxTokens, Stream: true, StreamOptions: &openai.StreamOptions{IncludeUsage: true},
-	}, true})
+	}, progress})
 	if err != nil {
 		panic("BUG: a request of strings is not JSON: " + err.Error())
 	}

@@ -89,6 +89,9 @@ func (t *Tracker) Status() Status {
 	return t.status
 }
 
+// LlamaServer tells whether the last look at the server showed a llama-server.
+func (t *Tracker) LlamaServer() bool { return t.Status().LlamaServer }
+
 // First waits for the first look and returns what is known then, or the context's error.
 func (t *Tracker) First(ctx context.Context) (Status, error) {
 	select {

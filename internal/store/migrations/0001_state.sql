@@ -17,7 +17,7 @@ CREATE TABLE conversations (
     numbers    TEXT NOT NULL     -- JSON, what is never searched
 );
 CREATE INDEX conversations_used ON conversations (used);
-CREATE INDEX conversations_checkpoint ON conversations (checkpoint) WHERE checkpoint > 0;
+CREATE INDEX conversations_checkpoint ON conversations (checkpoint);
 
 -- An id is never given twice: another process's memory may still hold the old one.
 CREATE TABLE checkpoints (
@@ -35,7 +35,7 @@ CREATE TABLE compactions (
     summary TEXT NOT NULL,       -- JSON
     entries BLOB NOT NULL        -- packed
 );
-CREATE INDEX compactions_parent ON compactions (parent) WHERE parent > 0;
+CREATE INDEX compactions_parent ON compactions (parent);
 
 CREATE TABLE pins (
     conversation TEXT NOT NULL,
