@@ -115,6 +115,13 @@ func (c *Conversation) count(t Turn, compacted bool, rereads int) {
 	}
 }
 
+// rewritten forgets the size of the last prompt: the next one does not extend it.
+func (c *Conversation) rewritten() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Prompt = 0
+}
+
 // replays sets the checkpoint that it replays. The index is locked.
 func (c *Conversation) replays(id int64) {
 	c.mu.Lock()

@@ -384,6 +384,7 @@ func (x *Index) File(c *Conversation, cp *Checkpoint, originals []Original, s Su
 	parent := c.state.Checkpoint
 	x.mu.Unlock()
 	cp.Conversation = c.ID
+	c.rewritten()
 	filed := Filed{Ref: cp.Ref, Parent: max(parent, 0), Entries: encodeEntries(cp.Entries), Originals: originals, Summary: s}
 	id := x.commit(c, &filed, nil)
 
