@@ -38,6 +38,14 @@ func (a *api) routes(r chi.Router) {
 	r.Get("/recall", a.recall)
 	r.Get("/texts/{hash}", a.text)
 	r.NotFound(func(w http.ResponseWriter, _ *http.Request) { notFound("there is no such endpoint").write(w) })
+	r.MethodNotAllowed(func(w http.ResponseWriter, req *http.Request) {
+		for _, method := range []string{http.MethodGet, http.MethodDelete} {
+			if routes := chi.RouteContext(req.Context()).Routes; routes.Match(chi.NewRouteContext(), method, req.URL.Path) {
+				w.Header().Add("Allow", method)
+			}
+		}
+		(&failure{Status: http.StatusMethodNotAllowed, Type: invalidRequest, Code: "method_not_allowed", Message: "this endpoint has no such method"}).write(w)
+	})
 }
 
 // conversationShown is a conversation. Tokens are the server's.

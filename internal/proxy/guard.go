@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -42,11 +43,8 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 }
 
 func (g *guard) refuses(r *http.Request) *failure {
-	if origin := r.Header.Get("Origin"); origin != "" && !sameOrigin(origin, r.Host) {
-		return &failure{Status: http.StatusForbidden, Type: "permission_error", Code: "foreign_origin",
-			Message: "this address does not answer pages of other sites"}
-	}
-	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" || site == "same-site" {
+	site := r.Header.Get("Sec-Fetch-Site") // "none" is an address that the user typed
+	if origin := r.Header.Get("Origin"); origin != "" && !sameOrigin(origin, r.Host) || site != "" && site != "same-origin" && site != "none" {
 		return &failure{Status: http.StatusForbidden, Type: "permission_error", Code: "foreign_origin",
 			Message: "this address does not answer pages of other sites"}
 	}
@@ -74,7 +72,10 @@ func (g *guard) presents(r *http.Request) bool {
 // and the name that the user gave the address.
 func (g *guard) knows(hostport string) bool {
 	host := hostport
-	if h, _, err := net.SplitHostPort(hostport); err == nil {
+	if h, port, err := net.SplitHostPort(hostport); err == nil {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return false
+		}
 		host = h
 	}
 	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
