@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/compactproxy/compactproxy/internal/config"
@@ -22,13 +23,18 @@ type archive struct {
 	token string
 }
 
-func openArchive(cfg config.Config) (*archive, error) {
+// openArchive asks the serve at the admin address if that was given on the command
+// line, else whoever has the store of the configuration, or the store itself.
+func openArchive(cfg config.Config, asked bool) (*archive, error) {
+	if asked {
+		return &archive{admin: cfg.Admin, token: cfg.AdminToken.Reveal()}, nil
+	}
 	dir, err := cfg.State.Dir()
 	if err != nil {
 		return nil, err
 	}
 	if dir == config.InMemory {
-		return nil, errors.New("state.path is :memory:, so nothing is kept that could be asked for here; ask the API of the running serve")
+		return nil, errors.New("state.path is :memory:, so nothing is kept that could be opened here; name the running serve with --admin ADDRESS")
 	}
 	s, err := openStore(cfg, dir, func(string) {})
 	var locked *store.LockedError
@@ -115,7 +121,7 @@ func (a *archive) ask(ctx context.Context, method, path string) ([]byte, error) 
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("a serve has the store open and does not answer at its admin address: %w", err)
+		return nil, fmt.Errorf("no serve answers at the admin address %s: %w", a.admin, err)
 	}
 	defer res.Body.Close()
 	const limit = 256 << 20
@@ -130,7 +136,7 @@ func (a *archive) ask(ctx context.Context, method, path string) ([]byte, error) 
 			} `json:"error"`
 		}
 		if json.Unmarshal(body, &refusal) == nil && refusal.Error.Message != "" {
-			return nil, fmt.Errorf("the running serve answers: %s", refusal.Error.Message)
+			return nil, fmt.Errorf("the serve at %s answers: %s", a.admin, strings.TrimPrefix(refusal.Error.Message, "compactproxy: "))
 		}
 		return nil, fmt.Errorf("the running serve answers with status %d", res.StatusCode)
 	}

@@ -45,6 +45,7 @@ type arrival struct {
 	list    []transcript.Message
 	leading int  // system messages that open it
 	own     bool // a request of the proxy's own, for a summary
+	early   bool // sent by a proxy that may not have found the server yet
 	status  int  // of the answer, 0 for none
 }
 

@@ -21,7 +21,8 @@ func newRecall() *cobra.Command {
 "words in quotes" must stand together, a word* stands for every word that begins so, and a text's SHA-256 finds
 that text. Where not one text has all the words, those with some of them are shown.
 
-A running serve is asked; without one the store is opened. The archive indexes texts in the background, so the
+The serve that has the store of this configuration (state.path) is asked; without one the store is opened. --admin asks
+the serve at that address, whatever its store: the demo's, for one. The archive indexes texts in the background, so the
 newest may take a moment.`,
 		Example: `  compactproxy recall store.py
   compactproxy recall '"connection refused" port'
@@ -47,7 +48,7 @@ newest may take a moment.`,
 		if err != nil {
 			return err
 		}
-		a, err := openArchive(cfg)
+		a, err := openArchive(cfg, settings.flags.Changed("admin"))
 		if err != nil {
 			return err
 		}
@@ -119,7 +120,8 @@ func newForget() *cobra.Command {
 conversation needs them. X-Compactproxy-Conversation and the log name its ID. It cannot be undone; if the
 agent goes on with that conversation, the proxy knows it as a new one.
 
-A running serve is asked; without one the store is opened.`,
+The serve that has the store of this configuration (state.path) is asked; without one the store is opened. --admin asks
+the serve at that address, whatever its store.`,
 		Example: `  compactproxy forget 3f2a9c0d11e4`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -134,7 +136,7 @@ A running serve is asked; without one the store is opened.`,
 		if err != nil {
 			return err
 		}
-		a, err := openArchive(cfg)
+		a, err := openArchive(cfg, settings.flags.Changed("admin"))
 		if err != nil {
 			return err
 		}

@@ -30,6 +30,16 @@ func Harness(text string) (own string, injected []string) {
 	}
 }
 
+// BreakHarness makes every harness tag in a text of unknown origin a text: nobody
+// but the agent's program speaks in its voice.
+func BreakHarness(text string) string {
+	for _, tag := range harnessTags {
+		text = strings.ReplaceAll(text, "<"+tag+">", "< "+tag+">")
+		text = strings.ReplaceAll(text, "</"+tag+">", "</ "+tag+">")
+	}
+	return text
+}
+
 // nextBlock finds the first whole block, -1 if there is none.
 func nextBlock(text string) (start, end int) {
 	start = -1

@@ -14,6 +14,7 @@ const (
 	proseResult    = 2_000
 	proseText      = 4_000
 	proseArguments = 1_000
+	proseSummary   = 16_000 // what stands nowhere else
 )
 
 // prose renders entries as labelled text, one piece for each message, every field
@@ -27,6 +28,14 @@ func prose(entries []Entry) []string {
 		var b strings.Builder
 		switch m.Role {
 		case transcript.User:
+			if e := entries[i]; e.Task != nil { // each part has a bound of its own
+				rest := strings.TrimPrefix(m.Text(), e.Task.Text())
+				rest = strings.Replace(rest, e.Summary, "", 1)
+				labelled(&b, "User", shortened(agents.Labelled(e.Task.Text()), proseText))
+				labelled(&b, "Summary of earlier turns", shortened(e.Summary, proseSummary))
+				labelled(&b, "Facts about earlier turns", shortened(rest, proseText))
+				break
+			}
 			labelled(&b, "User", shortened(agents.Labelled(m.Text()), proseText))
 		case transcript.Tool:
 			name := "a call"

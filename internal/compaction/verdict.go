@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode"
+
+	"github.com/compactproxy/compactproxy/internal/agents"
 )
 
 // Written is a text that a model wrote for us.
@@ -90,10 +92,13 @@ func omissions(w Written) (findings string, usable bool) {
 // of ours, speak in no role's name, and hold no control token of a template.
 func neutral(text string) string {
 	text = controlToken.ReplaceAllString(text, "< $1")
+	text = bracketToken.ReplaceAllString(text, "[ $1]")
+	text = agents.BreakHarness(text)
 	var b strings.Builder
 	for line := range strings.Lines(text) {
-		if trimmed := strings.TrimLeft(line, " \t"); strings.HasPrefix(trimmed, "[") && ownHeader(trimmed) {
-			line = "> " + line
+		trimmed := strings.TrimLeftFunc(line, func(r rune) bool { return r != '[' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+		if strings.HasPrefix(trimmed, "[") && ownHeader(trimmed) {
+			line = strings.Replace(line, "[", "(", 1)
 		}
 		b.WriteString(line)
 	}
@@ -101,7 +106,10 @@ func neutral(text string) string {
 }
 
 // controlToken is what a template's own tokens begin with.
-var controlToken = regexp.MustCompile(`<(\||｜|/?(?:s|start_of_turn|end_of_turn|tool_call|tool_response|think)>)`)
+var controlToken = regexp.MustCompile(`<(\||｜|/?(?:s|bos|eos|start_of_turn|end_of_turn|tool_call|tool_response|think)>)`)
+
+// bracketToken is what Mistral's templates use.
+var bracketToken = regexp.MustCompile(`\[(/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|THINK))\]`)
 
 // ownHeader tells a line that reads like one of our headers and markers.
 func ownHeader(line string) bool {

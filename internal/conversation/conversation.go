@@ -3,6 +3,7 @@ package conversation
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/compactproxy/compactproxy/internal/compaction"
@@ -16,8 +17,11 @@ type Conversation struct {
 
 	// Guarded by mu, which is taken last. What it is recognised by and the checkpoint
 	// are changed with the index locked as well, which may read them.
-	mu    sync.Mutex
-	state State
+	mu       sync.Mutex
+	state    State
+	messages int  // of its last list, 0 after a restart
+	answered Ref  // the checkpoint of its last answered prompt
+	known    bool // whether that is known
 
 	// Guarded by the index.
 	pins     map[transcript.Hash]Pin
@@ -25,6 +29,8 @@ type Conversation struct {
 	unread   string // the conversation whose pins are still to be read from the store, "" for none
 	// inherited pins are stored under the other conversation only.
 	inherited bool
+	// forgotten ones are not stored any more.
+	forgotten atomic.Bool
 }
 
 // Anchor returns the last reports.
@@ -96,10 +102,26 @@ func (c *Conversation) Describe(model, session string) (prompt int) {
 	return c.state.Prompt
 }
 
-// count adds an answered request to the totals.
-func (c *Conversation) count(t Turn, compacted bool, rereads int) {
+// Rewritten tells whether the checkpoint, nil for none, is another one than that of
+// the last answered prompt: what is forwarded now does not extend what was.
+func (c *Conversation) Rewritten(cp *Checkpoint) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	now := Ref{}
+	if cp != nil {
+		now = cp.Ref
+	}
+	return c.known && (now.N != c.answered.N || now.Chain != c.answered.Chain)
+}
+
+// count adds an answered request to the totals.
+func (c *Conversation) count(t Turn, cp *Checkpoint, compacted bool, rereads int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.answered, c.known = Ref{}, true
+	if cp != nil {
+		c.answered = cp.Ref
+	}
 	s := &c.state
 	s.Prompt = t.Prompt
 	s.Totals.Requests++
@@ -149,7 +171,12 @@ func (c *Conversation) advance(r Request, now time.Time) {
 	}
 	s.First, s.Last, s.System, s.Tools, s.Used = r.first(), r.end(), r.System, r.Tools, now
 	s.Prints = r.Prints[:min(len(r.Prints), maxPrints)]
+	c.messages = len(r.Prints)
 }
+
+// since is the number of messages of its last list, of which not all prints may be
+// kept.
+func (c *Conversation) since() int { return max(c.messages, len(c.state.Prints)) }
 
 // maxPrints bounds the fingerprints that are kept of a list: 32 KiB.
 const maxPrints = 4096

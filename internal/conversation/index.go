@@ -72,6 +72,10 @@ type Index struct {
 	onHealth  func(error)
 	now       func() time.Time
 
+	// storing is held from the snapshot of a state to its end in the store, so that an
+	// older one never comes after a newer one. It is taken before mu.
+	storing sync.Mutex
+
 	mu       sync.Mutex
 	bytes    int
 	pinBytes int
@@ -147,6 +151,7 @@ func (x *Index) join(c *Conversation) {
 	x.live.Add(c.ID, c)
 	x.byLast[c.state.Last] = append(x.byLast[c.state.Last], c)
 	x.byFirst[c.state.First] = append(x.byFirst[c.state.First], c)
+	x.pinBytes += c.pinBytes
 }
 
 func (x *Index) leave(c *Conversation) {
@@ -175,12 +180,12 @@ func remove[T comparable](m map[transcript.Hash][]T, key transcript.Hash, value 
 // conversation that is not live the longest checkpoint wins.
 func (x *Index) Resolve(r Request) Resolved {
 	x.mu.Lock()
-	c, change := x.identify(r)
+	c, live, change := x.identify(r)
 	x.mu.Unlock()
 	for {
 		x.mu.Lock()
 		ref, ok := x.own(c, r.Chain)
-		if !ok {
+		if !ok && (!live || c.state.Checkpoint != 0) { // it had none, or what it had is gone or does not fit
 			ref, ok = x.longest(r)
 		}
 		c.replays(ref.ID) // 0 where there is none
@@ -198,8 +203,9 @@ func (x *Index) Resolve(r Request) Resolved {
 	}
 }
 
-// identify returns the conversation of a request, advanced by it.
-func (x *Index) identify(r Request) (*Conversation, Change) {
+// identify returns the conversation of a request, advanced by it, and whether it
+// was live before.
+func (x *Index) identify(r Request) (c *Conversation, live bool, change Change) {
 	c, changed, related := x.find(r)
 	now := x.now()
 	if c == nil || r.Side {
@@ -225,15 +231,15 @@ func (x *Index) identify(r Request) (*Conversation, Change) {
 			x.join(opened)
 			x.dirty[opened] = true
 		}
-		return opened, Change{First: related == nil, Message: changed, Since: max(changed, 0)}
+		return opened, false, Change{First: related == nil, Message: changed, Since: max(changed, 0)}
 	}
-	change := Change{System: c.state.System != r.System, Tools: c.state.Tools != r.Tools, Message: changed, Since: len(c.state.Prints)}
+	change = Change{System: c.state.System != r.System, Tools: c.state.Tools != r.Tools, Message: changed, Since: c.since()}
 	remove(x.byLast, c.state.Last, c)
 	c.advance(r, now)
 	x.byLast[c.state.Last] = append(x.byLast[c.state.Last], c)
 	x.live.Get(c.ID) // used: keep it
 	x.dirty[c] = true
-	return c, change
+	return c, true, change
 }
 
 // candidates bounds how many conversations with one opening are compared: a
@@ -391,7 +397,6 @@ func (x *Index) File(c *Conversation, cp *Checkpoint, originals []Original, s Su
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	cp.ID = id
-	c.replays(id)
 	if old, ok := x.refs[parent]; ok && old.Conversation == c.ID && old.Chain == cp.Chain && !x.replayed(parent) {
 		x.entries.Remove(parent) // compacted again without a new message
 		x.drop(parent)
@@ -399,7 +404,9 @@ func (x *Index) File(c *Conversation, cp *Checkpoint, originals []Original, s Su
 	x.addRef(cp.Ref)
 	x.remember(cp)
 	x.unpin(c, cp.N)
-	x.dirty[c] = true
+	if !c.forgotten.Load() {
+		x.dirty[c] = true
+	}
 }
 
 // replayed tells whether a live conversation replays that checkpoint.

@@ -19,8 +19,17 @@ const maxPending = 256
 // commit stores at once, or keeps for later what the store refuses. The id is
 // the checkpoint's, negative while the store does not have it, 0 without one.
 func (x *Index) commit(c *Conversation, filed *Filed, pins []Pin) (id int64) {
+	x.storing.Lock()
+	defer x.storing.Unlock()
+	defer func() {
+		if filed != nil { // before anyone else stores the conversation's state
+			x.mu.Lock()
+			c.replays(id)
+			x.mu.Unlock()
+		}
+	}()
 	commit := Commit{State: c.snapshot(), Checkpoint: filed, Pins: pins}
-	if x.store != nil {
+	if x.store != nil && !c.forgotten.Load() {
 		id, err := x.store.Commit(commit)
 		if err == nil {
 			x.well()
@@ -34,7 +43,7 @@ func (x *Index) commit(c *Conversation, filed *Filed, pins []Pin) (id int64) {
 		x.unsaved--
 		id = x.unsaved
 	}
-	if x.store != nil && len(x.pending) < maxPending {
+	if x.store != nil && !c.forgotten.Load() && len(x.pending) < maxPending {
 		x.pending = append(x.pending, pending{c, commit, id})
 	}
 	return id
@@ -68,9 +77,9 @@ func (x *Index) Health() error {
 	return x.health
 }
 
-// Record notes an answered request.
-func (x *Index) Record(c *Conversation, t Turn, compacted bool, rereads int) {
-	c.count(t, compacted, rereads)
+// Record notes an answered request, and the checkpoint that was replayed for it.
+func (x *Index) Record(c *Conversation, t Turn, cp *Checkpoint, compacted bool, rereads int) {
+	c.count(t, cp, compacted, rereads)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if live, ok := x.live.Peek(c.ID); !ok || live != c {
@@ -125,6 +134,8 @@ func (x *Index) Flush() {
 	if x.store == nil || !x.retry() {
 		return
 	}
+	x.storing.Lock()
+	defer x.storing.Unlock()
 	x.mu.Lock()
 	notes := Notes{Turns: x.turns}
 	dirty := x.dirty
@@ -161,7 +172,9 @@ func (x *Index) retry() bool {
 		}
 		p := x.pending[0]
 		x.mu.Unlock()
+		x.storing.Lock()
 		id, err := x.store.Commit(p.commit)
+		x.storing.Unlock()
 		if err != nil {
 			x.failed(err)
 			return false
@@ -221,8 +234,8 @@ func (x *Index) Prune() {
 	x.mu.Lock()
 	for _, id := range removed {
 		x.live.Remove(id)
-		x.disown(id)
 	}
+	x.disown(removed...)
 	x.mu.Unlock()
 	if err != nil {
 		x.failed(err)
@@ -234,6 +247,7 @@ func (x *Index) Forget(id string) error {
 	x.Flush() // the store decides by what the others replay
 	x.mu.Lock()
 	if c, ok := x.live.Peek(id); ok {
+		c.forgotten.Store(true) // a request of it may be under way
 		delete(x.dirty, c)
 		x.live.Remove(id)
 	}
@@ -246,15 +260,25 @@ func (x *Index) Forget(id string) error {
 	return x.store.Forget(id)
 }
 
-// disown drops the checkpoints of a conversation that is gone, those aside that
-// a live one replays.
-func (x *Index) disown(id string) {
-	needed := map[int64]bool{}
+// disown drops the checkpoints of conversations that are gone, those aside that a
+// live one replays.
+func (x *Index) disown(ids ...string) {
+	gone := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		gone[id] = true
+	}
+	needed := map[int64]string{}
 	for _, c := range x.live.Values() {
-		needed[c.state.Checkpoint] = true
+		needed[c.state.Checkpoint] = c.ID
 	}
 	for _, ref := range x.refs {
-		if ref.Conversation == id && !needed[ref.ID] {
+		if !gone[ref.Conversation] {
+			continue
+		}
+		if heir, ok := needed[ref.ID]; ok {
+			ref.Conversation = heir // and the store does likewise
+			x.refs[ref.ID] = ref
+		} else {
 			x.entries.Remove(ref.ID)
 			x.drop(ref.ID)
 		}

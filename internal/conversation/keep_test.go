@@ -459,8 +459,8 @@ func TestRecordAndRun(t *testing.T) {
 	store := newKept()
 	x := over(t, store)
 	c, _ := resolve(x, agent.request("a"))
-	x.Record(c, Turn{Prompt: 100, Cached: 60, Completion: 7, Miss: "template"}, true, 2)
-	x.Record(c, Turn{Prompt: 120, Cached: -1, Completion: 3}, false, 0)
+	x.Record(c, Turn{Prompt: 100, Cached: 60, Completion: 7, Miss: "template"}, nil, true, 2)
+	x.Record(c, Turn{Prompt: 120, Cached: -1, Completion: 3}, nil, false, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	x.Run(ctx) // stores once more at the end
@@ -552,5 +552,92 @@ func TestCodecVersions(t *testing.T) {
 	}
 	if _, err := DecodeEntries(append([]byte{3}, b[1:]...)); err == nil {
 		t.Error("a newer version is read")
+	}
+}
+
+// A live conversation that was never compacted does not take the checkpoint that a
+// fork of it has filed inside what they share: its cached bytes would change.
+func TestLiveConversationKeepsItsOwnList(t *testing.T) {
+	x := over(t, newKept())
+	p, _ := resolve(x, agent.request("a", "b", "c", "d", "e", "f", "g"))
+	r := agent.request("a", "b", "c", "d", "e", "F", "G")
+	q, _ := resolve(x, r)
+	if p == q {
+		t.Fatal("no fork")
+	}
+	file(x, q, r, 4, "of the fork")
+	if got, cp := resolve(x, agent.request("a", "b", "c", "d", "e", "f", "g", "h", "i")); got != p || cp != nil {
+		t.Errorf("replays %q", raws(cp))
+	}
+}
+
+// A checkpoint that is filed while states are being stored is not overwritten by an
+// older state.
+func TestFileWhileFlushing(t *testing.T) {
+	store := &slowNotes{kept: newKept(), entered: make(chan struct{}), leave: make(chan struct{})}
+	x := over(t, store)
+	r := agent.request("a", "b", "c", "d", "e")
+	c, _ := resolve(x, r)
+	file(x, c, r, 2, "old")
+	flushed := make(chan struct{})
+	go func() {
+		x.Flush()
+		close(flushed)
+	}()
+	<-store.entered
+	filed := make(chan struct{})
+	go func() {
+		file(x, c, r, 4, "new")
+		close(filed)
+	}()
+	close(store.leave)
+	<-flushed
+	<-filed
+	if _, cp := resolve(over(t, store), agent.request("a", "b", "c", "d", "e", "f", "g")); cp == nil || cp.N != 4 {
+		t.Errorf("after a restart %q", raws(cp))
+	}
+}
+
+type slowNotes struct {
+	*kept
+	entered, leave chan struct{}
+	once           bool
+}
+
+func (s *slowNotes) Note(n Notes) error {
+	if !s.once {
+		s.once = true
+		close(s.entered)
+		<-s.leave
+	}
+	return s.kept.Note(n)
+}
+
+// A store that cannot be read for a moment costs no pins, and an agent's own
+// requests take up no memory.
+func TestPinsAreNotLost(t *testing.T) {
+	store := newKept()
+	x := over(t, store)
+	r := agent.request("a", "b", "c")
+	c, _ := resolve(x, r)
+	x.Pin(c, []Pin{{N: 1, Chain: r.Chain[1], Raw: make([]byte, 1000)}})
+	x.Flush()
+	for range 100 {
+		side := agent.request("a", "b", "c", "name it")
+		side.Side = true
+		x.Pins(x.Resolve(side).Conversation)
+	}
+	if x.pinBytes != 1000 {
+		t.Errorf("%d bytes of pins", x.pinBytes)
+	}
+	x = over(t, store)
+	c, _ = resolve(x, r)
+	store.err = errors.New("busy")
+	if len(x.Pins(c)) != 0 {
+		t.Error("pins out of nowhere")
+	}
+	store.err = nil
+	if len(x.Pins(c)) != 1 {
+		t.Error("the pins are lost")
 	}
 }

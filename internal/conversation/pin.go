@@ -18,6 +18,7 @@ func (x *Index) Pins(c *Conversation) map[transcript.Hash]Pin {
 			var err error
 			if pins, err = x.store.Pins(from); err != nil {
 				x.failed(err)
+				return nil // they may be read later
 			}
 		}
 		x.mu.Lock()
@@ -47,6 +48,9 @@ func (x *Index) Pin(c *Conversation, pins []Pin) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.pin(c, pins)
+	if x.pinBytes <= maxPinBytes {
+		return
+	}
 	for _, id := range x.live.Keys() { // oldest first
 		if x.pinBytes <= maxPinBytes {
 			break
@@ -87,12 +91,14 @@ func (x *Index) unpin(c *Conversation, n int) {
 }
 
 func (x *Index) setPins(c *Conversation, all map[transcript.Hash]Pin) {
-	x.pinBytes -= c.pinBytes
+	before := c.pinBytes
 	c.pins, c.pinBytes = all, 0
 	for _, p := range all {
 		c.pinBytes += len(p.Raw)
 	}
-	x.pinBytes += c.pinBytes
+	if live, ok := x.live.Peek(c.ID); ok && live == c {
+		x.pinBytes += c.pinBytes - before
+	}
 }
 
 // inherit gives a conversation that goes on from another one the pins of what

@@ -135,5 +135,5 @@ func (ex *exchange) compare() {
 		At: time.Now(), Action: ex.action(), Client: ex.client, Forecast: ex.forecast,
 		Prompt: a.Prompt, Cached: turn.Cached, Completion: a.Completion,
 		Expected: seen.Expected, Miss: string(seen.Miss), Message: message,
-	}, ex.compacted, rereads)
+	}, ex.checkpoint, ex.compacted, rereads)
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -143,14 +144,14 @@ func (a *api) compaction(w http.ResponseWriter, r *http.Request) {
 	if a.broken(w, err) {
 		return
 	}
-	c := compactionShown{Compaction: detail.Compaction}
+	c := compactionShown{Compaction: detail.Compaction, Before: []json.RawMessage{}, After: []json.RawMessage{}}
 	if detail.ParentEntries != nil {
 		if c.Before, err = messages(detail.ParentEntries); a.broken(w, err) {
 			return
 		}
 	}
 	for _, raw := range detail.Originals {
-		c.Before = append(c.Before, raw)
+		c.Before = append(c.Before, bytes.ToValidUTF8(raw, []byte("\uFFFD")))
 	}
 	if c.After, err = messages(detail.Entries); a.broken(w, err) {
 		return
@@ -165,7 +166,7 @@ func messages(encoded []byte) ([]json.RawMessage, error) {
 	}
 	list := make([]json.RawMessage, len(entries))
 	for i := range entries {
-		list[i] = entries[i].Raw()
+		list[i] = bytes.ToValidUTF8(entries[i].Raw(), []byte("\uFFFD"))
 	}
 	return list, nil
 }

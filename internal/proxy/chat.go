@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strings"
 	"time"
 
@@ -201,8 +202,21 @@ func (ex *exchange) plan(h http.Header, plain []byte) error {
 	if err := ex.list(); err != nil {
 		return err
 	}
+	if !ex.side && ex.mode == config.ModeOn && ex.conv.Rewritten(ex.checkpoint) {
+		// Made for a request whose client had gone: this one is the first to carry it.
+		ex.compacted = true
+		ex.did(compactionAction(ex.checkpoint))
+	}
 	ex.estimate()
 	return nil
+}
+
+// compactionAction is the action that a checkpoint came of.
+func compactionAction(cp *conversation.Checkpoint) string {
+	if cp != nil && slices.ContainsFunc(cp.Entries, func(e compaction.Entry) bool { return e.Summary != "" }) {
+		return "summary"
+	}
+	return "passes"
 }
 
 // wantsCompaction tells whether the client asks for a compaction by hand.

@@ -117,16 +117,14 @@ func (ex *exchange) compactOnce(ctx context.Context, h http.Header, trigger stri
 	ex.take(out)
 	if ex.counted = false; ex.count(ctx, h) && ex.forecast >= tr.Threshold && out.Kind == compaction.KindPasses {
 		// The passes freed less than their bytes promised.
-		again, err := ex.p.settings.Shorten(ex.request(ex.forecast, ex.window), tr)
-		if err == nil {
+		undo()
+		if again, other, err := ex.afterPasses(ctx, h, tr); err == nil {
 			again.Reasons = append(out.Reasons, again.Reasons...)
-			for pass, removed := range out.Removed {
-				again.Removed[pass] += removed
-			}
-			out = again
-			ex.take(out)
-			ex.count(ctx, h)
+			out, how = again, other
 		}
+		ex.take(out)
+		ex.counted = false
+		ex.count(ctx, h)
 	}
 	out.Before, out.After = before, ex.forecast
 	// A rewrite that leaves it over the threshold makes the server process nearly
@@ -169,6 +167,8 @@ func (ex *exchange) shorter(ctx context.Context, h http.Header, trigger string, 
 		return out, "summary", nil
 	case ctx.Err() != nil:
 		return out, "", ctx.Err()
+	case trigger == metrics.TriggerRequest && errors.Is(err, compaction.ErrNothingToCut):
+		return out, "", err
 	case passesFit: // they are less than was wanted, and better than nothing
 		ex.warn(err)
 		return passes, "passes", nil
@@ -177,6 +177,18 @@ func (ex *exchange) shorter(ctx context.Context, h http.Header, trigger string, 
 		return out, "passes", err
 	}
 	return out, "", err
+}
+
+// afterPasses makes the list shorter where the passes do not suffice.
+func (ex *exchange) afterPasses(ctx context.Context, h http.Header, tr compaction.Trigger) (compaction.Outcome, string, error) {
+	req := ex.request(ex.forecast, ex.window)
+	if ex.summarises() && !ex.noSummary {
+		if out, err := ex.summarise(ctx, h, req); err == nil {
+			return out, "summary", nil
+		}
+	}
+	out, err := ex.p.settings.Shorten(req, tr)
+	return out, "passes", err
 }
 
 // summarises tells whether a summary may be asked for.
@@ -215,6 +227,7 @@ func (ex *exchange) summarise(ctx context.Context, h http.Header, req compaction
 		zap.Strings("rejected", labelsOf(report.Rejected)),
 	}
 	if err != nil {
+		ex.noSummary = true
 		p.log.Warn("no summary", append(log, zap.Error(err))...)
 		return out, err
 	}
@@ -326,6 +339,9 @@ func (ex *exchange) adopt(cp *conversation.Checkpoint, prompt int, action string
 	}
 	ex.forecast = prompt * weight() / before
 	ex.compacted, ex.counted = true, false
+	if action == "passes" {
+		action = compactionAction(cp)
+	}
 	ex.did(action)
 	return ex.forecast
 }
@@ -343,6 +359,9 @@ func (ex *exchange) contain(work string, undo func()) {
 // fitAnew files what it makes as a checkpoint before it is sent.
 func (ex *exchange) fitAnew(ctx context.Context, h http.Header, prompt, window int) bool {
 	out, err := ex.fitting(ctx, h, prompt, window)
+	if ctx.Err() != nil {
+		return false
+	}
 	if err != nil {
 		ex.rejected(metrics.TriggerRecovery, err, prompt, window)
 		return false
@@ -373,6 +392,9 @@ func (ex *exchange) fitting(ctx context.Context, h http.Header, prompt, window i
 		return out, err
 	}
 	out, err := ex.summarise(ctx, h, req)
+	if ctx.Err() != nil {
+		return out, ctx.Err() // nobody waits any more: as if it had never begun
+	}
 	target, _ := req.Scale.Target()
 	if err != nil || window > 0 && out.After >= (window+target)/2 {
 		if err != nil {
@@ -428,7 +450,11 @@ func (ex *exchange) file(trigger string, out compaction.Outcome) {
 	}
 	w := ex.weigh()
 	ex.conv.Rebase(compaction.Report{Tokens: max(out.After-ex.model.images(w.images, p.imageTokens), 0), Bytes: w.bytes})
-	ex.conv.SetMark(conversation.Mark{})
+	if ex.noSummary {
+		ex.mark(out.After) // the next attempt would fail as well
+	} else {
+		ex.conv.SetMark(conversation.Mark{})
+	}
 	p.log.Info("compacted", zap.String("conversation", ex.conv.ID), zap.String("trigger", trigger), zap.String("kind", string(out.Kind)),
 		zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("threshold_tokens", ex.threshold),
 		zap.Int("window_tokens", ex.window), zap.Int("messages_covered", out.N))

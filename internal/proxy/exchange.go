@@ -72,6 +72,7 @@ type sending struct {
 
 	forecast  int  // tokens of the prompt
 	counted   bool // the forecast is the server's own count
+	noSummary bool // one was asked for and failed
 	compacted bool // this request made a checkpoint, or took one over
 	stays     int  // tokens before the first change of a compaction, and
 	head      int  // of those before the first turn; 0 where there was none

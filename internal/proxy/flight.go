@@ -38,7 +38,9 @@ func newFlights() *flights {
 
 // close ends every flight and waits for them.
 func (f *flights) close() {
+	f.mu.Lock()
 	f.stop()
+	f.mu.Unlock()
 	f.wg.Wait()
 }
 
@@ -47,6 +49,10 @@ func (f *flights) close() {
 // context's, where its end came first; do may go on for a while all the same.
 func (f *flights) join(ctx context.Context, c *conversation.Conversation, do func(context.Context)) (mine bool, err error) {
 	f.mu.Lock()
+	if f.ctx.Err() != nil { // the proxy is closing
+		f.mu.Unlock()
+		return true, f.ctx.Err()
+	}
 	fl, under := f.of[c]
 	if !under {
 		fl = &flight{done: make(chan struct{})}

@@ -20,8 +20,9 @@ type Counter interface {
 	// Count returns the size in tokens of the prompt that this body makes. Of the
 	// header fields the credentials are sent.
 	Count(ctx context.Context, body []byte, h http.Header) (int, error)
-	// Exact tells whether the server is known to count.
+	// Exact tells whether the server counts, Known whether that is known.
 	Exact() bool
+	Known() bool
 }
 
 // weight is the size of the list as it stands, before any token is counted.
@@ -84,6 +85,11 @@ func (ex *exchange) makeRoom(ctx context.Context, h http.Header) {
 		ex.forecast = reported
 	} else if low, high := anchor.Plausible(w.bytes); (low+images < ex.threshold || !anchor.Known()) && high+images >= ex.threshold {
 		ex.count(ctx, h)
+		ex.limit(w) // it may be the first count, and so the first that shows that there is one
+	}
+	if ex.forecast >= ex.threshold && !ex.counted && ex.p.predictive && ex.p.counter != nil && !ex.p.counter.Known() {
+		ex.count(ctx, h)
+		ex.limit(w)
 	}
 	if ex.forecast < ex.threshold && (ex.counted || reported < ex.threshold) {
 		return

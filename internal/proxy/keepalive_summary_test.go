@@ -195,6 +195,7 @@ func TestKeepAliveSummary_GivenUpInTime(t *testing.T) {
 		if last := got.arrivals[len(got.arrivals)-1]; last.at != limit || last.event != doneEvent {
 			t.Errorf("after %v: %s", last.at, last.event)
 		}
+		synctest.Wait() // the server takes note after the client
 		if _, own := sim.split(); len(own) != 1 || !own[0].Canceled {
 			t.Errorf("%d calls, the first one cancelled: %v", len(own), own[0].Canceled)
 		}

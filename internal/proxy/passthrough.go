@@ -132,7 +132,11 @@ func (p *Proxy) failureOf(err error) *failure {
 	p.tracker.Invalidate("connection failed")
 	why := "the connection broke before an answer came"
 	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
+	var name *net.DNSError
+	switch {
+	case errors.As(err, &name):
+		why = "there is no host of that name; correct upstream.url"
+	case errors.As(err, &op) && op.Op == "dial":
 		why = "it does not accept connections; start it, or set upstream.url"
 	}
 	return &failure{

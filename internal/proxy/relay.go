@@ -115,6 +115,11 @@ type pump struct {
 
 func (pm *pump) run() {
 	defer close(pm.out)
+	defer pm.ex.contain("relay", func() { // which nobody else would catch in this goroutine
+		if pm.err = errFault; !pm.begun {
+			pm.fail(errFault)
+		}
+	})
 	for {
 		res, err := pm.ex.answered(pm.req)
 		if err != nil {
@@ -131,6 +136,8 @@ func (pm *pump) run() {
 		pm.ex.answer = answer{}
 	}
 }
+
+var errFault = errors.New("a fault in the proxy's own relay")
 
 // fail reports that there is no answer.
 func (pm *pump) fail(err error) {

@@ -299,7 +299,8 @@ func (c *Counter) post(ctx context.Context, path string, h http.Header, parts ..
 		req.ContentLength += int64(len(part))
 	}
 	req.Close = true // llama-server does not keep a connection, see the proxy's transport
-	for _, name := range []string{"Authorization", "X-Api-Key"} {
+	// The conversation keeps a balancer on the server that has the prompt cached.
+	for _, name := range []string{"Authorization", "X-Api-Key", "X-Compactproxy-Conversation"} {
 		if values := h.Values(name); len(values) > 0 {
 			req.Header[name] = slices.Clone(values)
 		}

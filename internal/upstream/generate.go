@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 
 	openai "github.com/sashabaranov/go-openai"
 )
@@ -54,32 +55,43 @@ func (g Generator) Generate(ctx context.Context, body []byte, h http.Header, min
 		return Generated{}, failed
 	}
 	defer answer.Close()
-	var out Generated
+	var out generating
 	lines := bufio.NewReaderSize(answer, 64<<10)
 	for {
 		line, err := readLine(lines)
 		if payload, ok := bytes.CutPrefix(line, []byte("data:")); ok {
 			payload = bytes.TrimSpace(payload)
 			if string(payload) == "[DONE]" {
-				return out, nil
+				return out.whole(), nil
 			}
 			if err := out.take(payload, minCached); err != nil {
-				return out, err
+				return out.whole(), err
 			}
 		}
 		switch {
 		case ctx.Err() != nil:
-			return out, ctx.Err()
+			return out.whole(), ctx.Err()
 		case errors.Is(err, io.EOF) && out.Finish != "": // some servers send no [DONE]
-			return out, nil
+			return out.whole(), nil
 		case err != nil:
-			return out, errStream
+			return out.whole(), errStream
 		}
 	}
 }
 
+// generating is a text that is on its way.
+type generating struct {
+	Generated
+	text, reasoning strings.Builder
+}
+
+func (g *generating) whole() Generated {
+	g.Text, g.Reasoning = g.text.String(), g.reasoning.String()
+	return g.Generated
+}
+
 // take reads one event.
-func (g *Generated) take(payload []byte, minCached float64) error {
+func (g *generating) take(payload []byte, minCached float64) error {
 	var c struct {
 		Choices []struct {
 			FinishReason *string `json:"finish_reason"`
@@ -109,20 +121,21 @@ func (g *Generated) take(payload []byte, minCached float64) error {
 	if len(c.Error) > 0 && string(c.Error) != "null" {
 		return errStream
 	}
-	if p := c.Progress; p != nil && p.Total > 0 && g.Text == "" && float64(p.Cache) < minCached*float64(p.Total) {
+	if p := c.Progress; p != nil && p.Total > 0 && g.text.Len() == 0 && float64(p.Cache) < minCached*float64(p.Total) {
 		g.Prompt, g.Cached = p.Total, p.Cache
 		return ErrTooDear
 	}
 	if u := c.Usage; u != nil && u.Prompt > 0 {
-		g.Prompt, g.Cached, g.Completion = u.Prompt, u.Details.Cached, u.Completion
+		g.Prompt, g.Completion = u.Prompt, max(u.Completion, 0)
+		g.Cached = min(max(u.Details.Cached, 0), u.Prompt)
 	}
 	for _, choice := range c.Choices {
 		d := choice.Delta
-		if d.Content != nil && len(g.Text) < maxGenerated {
-			g.Text += *d.Content
+		if d.Content != nil && g.text.Len() < maxGenerated {
+			g.text.WriteString(*d.Content)
 		}
-		if d.Reasoning != nil && len(g.Reasoning) < maxGenerated {
-			g.Reasoning += *d.Reasoning
+		if d.Reasoning != nil && g.reasoning.Len() < maxGenerated {
+			g.reasoning.WriteString(*d.Reasoning)
 		}
 		if len(d.ToolCalls) > 0 && string(d.ToolCalls) != "null" && string(d.ToolCalls) != "[]" {
 			g.Calls = true
