@@ -435,6 +435,14 @@ func (ex *exchange) file(trigger string, out compaction.Outcome) {
 	p.metrics.CompactedTokens.WithLabelValues("before").Add(float64(out.Before))
 	p.metrics.CompactedTokens.WithLabelValues("after").Add(float64(out.After))
 	ex.compacted, ex.stays, ex.head = true, out.Stays, out.Head
+	// Before the commit: the stored state is that of the new list.
+	w := ex.weigh()
+	ex.conv.Rebase(compaction.Report{Tokens: max(out.After-ex.model.images(w.images, p.imageTokens), 0), Bytes: w.bytes})
+	if ex.noSummary {
+		ex.mark(out.After) // the next attempt would fail as well
+	} else {
+		ex.conv.SetMark(conversation.Mark{})
+	}
 	if out.N > 0 {
 		covered := 0
 		if ex.checkpoint != nil {
@@ -447,13 +455,6 @@ func (ex *exchange) file(trigger string, out compaction.Outcome) {
 			Before: out.Before, After: out.After, Exact: ex.counted, Removed: removed, Reasons: out.Reasons,
 		})
 		p.metrics.Stage(metrics.StageStore, start)
-	}
-	w := ex.weigh()
-	ex.conv.Rebase(compaction.Report{Tokens: max(out.After-ex.model.images(w.images, p.imageTokens), 0), Bytes: w.bytes})
-	if ex.noSummary {
-		ex.mark(out.After) // the next attempt would fail as well
-	} else {
-		ex.conv.SetMark(conversation.Mark{})
 	}
 	p.log.Info("compacted", zap.String("conversation", ex.conv.ID), zap.String("trigger", trigger), zap.String("kind", string(out.Kind)),
 		zap.Int("tokens_before", out.Before), zap.Int("tokens_after", out.After), zap.Int("threshold_tokens", ex.threshold),

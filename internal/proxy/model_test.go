@@ -138,7 +138,7 @@ func TestModel_NamesAreBounded(t *testing.T) {
 	if _, ok := all.byName[long]; ok {
 		t.Error("a name of 1 MiB is kept")
 	}
-	if all.get("m") != all.get("m") {
+	if first := all.get("m"); first != all.get("m") {
 		t.Error("what was learned of a model is lost")
 	}
 }

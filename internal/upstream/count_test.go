@@ -632,8 +632,7 @@ func TestCount_Deadlines(t *testing.T) {
 // An answer that was under way when the server changed says nothing of the new one.
 func TestCount_ResetOvertakes(t *testing.T) {
 	s := &site{h: llamasim.New(llamasim.Options{}), broken: withoutBoth}
-	var c *upstream.Counter
-	c = counterOf(s)
+	c := counterOf(s)
 	c.Client = &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
 		defer c.Reset()
 		return s.RoundTrip(r)

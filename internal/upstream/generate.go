@@ -171,6 +171,7 @@ func ProseBody(model, system, user string, maxTokens int, progress bool) []byte 
 			{Role: openai.ChatMessageRoleSystem, Content: system},
 			{Role: openai.ChatMessageRoleUser, Content: user},
 		},
+		//lint:ignore SA1019 every server knows this one, and few the newer spelling
 		MaxTokens: maxTokens, Stream: true, StreamOptions: &openai.StreamOptions{IncludeUsage: true},
 	}, progress})
 	if err != nil {
